@@ -37,9 +37,9 @@ assay_status bench_case_run(assay_context *ctx, void *self)
 {
     bench_case *b = self;
     for (int i = 0; i < b->tensors.count; i++) {
-        if (!assay_role_is_given(b->tensors.items[i].spec.role)) b->tensors.items[i].written = 0;
+        if (!assay_role_is_input(b->tensors.items[i].spec.role)) b->tensors.items[i].written = 0;
     }
-    const assay_source source = assay_given_source(&b->tensors);
+    const assay_source source = assay_input_source(&b->tensors);
     const assay_sink sink = assay_results_sink(&b->tensors);
     return assay_operation_run(ctx, b->plan.operation, b->c, &source, &sink);
 }
@@ -59,7 +59,7 @@ static assay_status drop_i32(assay_context *ctx, void *self, const char *path, i
 assay_status bench_case_run_bare(assay_context *ctx, void *self)
 {
     bench_case *b = self;
-    const assay_source source = assay_given_source(&b->tensors);
+    const assay_source source = assay_input_source(&b->tensors);
     assay_sink sink = assay_results_sink(&b->tensors);
     sink.write = drop;
     sink.write_i32 = drop_i32;

@@ -45,8 +45,8 @@ static bool is_case_name(const char *name)
 {
     for (const char *p = name; *p != '\0'; p++) {
         if (!isalnum((unsigned char)*p) && strchr("_/.-+", *p) == NULL) return false;
-        bool starts_part = p == name || p[-1] == '/';
-        if (starts_part && !isalnum((unsigned char)*p)) return false;
+        bool starts_section = p == name || p[-1] == '/';
+        if (starts_section && !isalnum((unsigned char)*p)) return false;
     }
     return name[0] != '\0' && name[strlen(name) - 1] != '/';
 }
@@ -105,7 +105,7 @@ assay_status assay_case_read_field(const assay_yaml *y, assay_case *c, const cha
     for (int i = 0; i < NUMBER_COUNT; i++) {
         if (strcmp(key, NUMBERS[i].key) != 0) continue;
         int64_t *number = (int64_t *)(void *)((char *)c + NUMBERS[i].offset);
-        return assay_yaml_whole(y, value, key, NUMBERS[i].least, NUMBERS[i].most, number);
+        return assay_yaml_integer(y, value, key, NUMBERS[i].least, NUMBERS[i].most, number);
     }
     for (int i = 0; i < LIST_COUNT; i++) {
         if (strcmp(key, LISTS[i].key) != 0) continue;

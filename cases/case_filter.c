@@ -42,7 +42,7 @@ bool assay_case_filter_is_set(const assay_case_filter *filter)
     return filter->no_mesh || filter->tags.count + filter->ops.count + filter->excludes.count > 0;
 }
 
-bool assay_case_filter_takes(const assay_case_filter *filter, const assay_case *c)
+bool assay_case_filter_matches(const assay_case_filter *filter, const assay_case *c)
 {
     return (filter->tags.count == 0 || one_holds(&filter->tags, has_tag, c)) &&
            (filter->ops.count == 0 || one_holds(&filter->ops, has_op, c)) &&

@@ -12,7 +12,7 @@ typedef struct assay_case_filter {
 } assay_case_filter;
 
 bool assay_case_filter_is_set(const assay_case_filter *filter);
-bool assay_case_filter_takes(const assay_case_filter *filter, const assay_case *c);
+bool assay_case_filter_matches(const assay_case_filter *filter, const assay_case *c);
 
 /* Refuses a word that no case of the catalogue and none of `cases` has, with the nearest that there are: a slip of the pen
  * would choose other cases than were meant. */

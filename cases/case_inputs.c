@@ -89,7 +89,7 @@ static assay_status read_fill_key(const assay_yaml *y, const char *key, const ya
         return read_values(y, value, input);
     }
     if (strcmp(key, "tail_nan_rows") == 0) {
-        return assay_yaml_whole(y, value, key, 0, INT32_MAX, &input->tail_nan_rows);
+        return assay_yaml_integer(y, value, key, 0, INT32_MAX, &input->tail_nan_rows);
     }
     if (strcmp(key, "unused_nan") == 0) return assay_yaml_bool(y, value, key, &input->unused_nan);
     if (strcmp(key, "axes") == 0 || strcmp(key, "integers") == 0) return ASSAY_OK; /* read before (case_program.c) */

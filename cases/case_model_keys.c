@@ -59,7 +59,7 @@ static assay_status read_any(const assay_yaml *y, assay_model_config *config, co
     if (key->type == ASSAY_KEY_D && is_off(key, value)) return ASSAY_OK;
     switch (key->type) {
     case ASSAY_KEY_I:
-        return assay_yaml_whole(y, value, key->name, key->least, INT32_MAX, field);
+        return assay_yaml_integer(y, value, key->name, key->least, INT32_MAX, field);
     case ASSAY_KEY_D:
         return assay_yaml_real(y, value, key->name, field);
     case ASSAY_KEY_B:

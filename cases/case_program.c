@@ -35,7 +35,7 @@ assay_status assay_case_read_size(const assay_yaml *y, assay_case *c, const char
         return assay_yaml_refuse(y, key_node, "expected an axis of one letter in sizes, found %.40s", axis);
     MUST(program_of(y, c, &p));
     snprintf(what, sizeof what, "sizes.%s", axis);
-    return assay_yaml_whole(y, value, what, 1, INT32_MAX, &p->sizes[(unsigned char)axis[0]]);
+    return assay_yaml_integer(y, value, what, 1, INT32_MAX, &p->sizes[(unsigned char)axis[0]]);
 }
 
 static assay_status read_axes(const assay_yaml *y, const yaml_node_t *node, const char *name,
@@ -66,7 +66,7 @@ static assay_status read_range(const assay_yaml *y, const yaml_node_t *node, ass
     tensor->integers = true;
     for (int i = 0; i < 2; i++) {
         const yaml_node_t *end = yaml_document_get_node(y->document, node->data.sequence.items.start[i]);
-        MUST(assay_yaml_whole(y, end, "integers", INT32_MIN, INT32_MAX, ends[i]));
+        MUST(assay_yaml_integer(y, end, "integers", INT32_MIN, INT32_MAX, ends[i]));
     }
     if (tensor->low > tensor->high) return assay_yaml_refuse_value(y, node, "integers", "the least one first");
     return ASSAY_OK;

@@ -6,7 +6,7 @@
 #include "cases/case_internal.h"
 
 /* mesh and positions: mappings of whole numbers. */
-static assay_status read_part(const assay_yaml *y, assay_case *c, const char *part, const yaml_node_t *node)
+static assay_status read_section(const assay_yaml *y, assay_case *c, const char *part, const yaml_node_t *node)
 {
     assay_status status = ASSAY_OK;
     for (assay_yaml_walk w = assay_yaml_pairs(y, node, part); assay_yaml_next(&w, &status);) {
@@ -59,7 +59,7 @@ static assay_status read_key(const assay_yaml *y, assay_case *c, const char *key
     if (strcmp(key, "dtypes") == 0) return assay_case_read_dtypes(y, c, value);
     if (strcmp(key, "quant_formats") == 0) return assay_case_read_quant_formats(y, c, value);
     if (assay_case_is_of_program(key)) return ASSAY_OK; /* read at the end */
-    if (strcmp(key, "mesh") == 0 || strcmp(key, "positions") == 0) return read_part(y, c, key, value);
+    if (strcmp(key, "mesh") == 0 || strcmp(key, "positions") == 0) return read_section(y, c, key, value);
     if (strchr(key, '.') != NULL) return refuse_key(y, key, key_node); /* mesh.expert is for --set */
     assay_status status = assay_case_read_field(y, c, key, value, &known);
     return known ? status : refuse_key(y, key, key_node);

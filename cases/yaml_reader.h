@@ -44,8 +44,8 @@ assay_yaml_walk assay_yaml_pairs(const assay_yaml *y, const yaml_node_t *mapping
 bool assay_yaml_next(assay_yaml_walk *w, assay_status *status);
 
 /* Values. On a refusal nothing is written; `what` is the key. */
-assay_status assay_yaml_whole(const assay_yaml *y, const yaml_node_t *node, const char *what, int64_t least,
-                              int64_t most, int64_t *value);
+assay_status assay_yaml_integer(const assay_yaml *y, const yaml_node_t *node, const char *what, int64_t least,
+                                int64_t most, int64_t *value);
 assay_status assay_yaml_seed(const assay_yaml *y, const yaml_node_t *node, const char *what, uint64_t *value);
 assay_status assay_yaml_real(const assay_yaml *y, const yaml_node_t *node, const char *what, double *value);
 /* Or an infinity: .inf, -.inf. */

@@ -14,7 +14,7 @@
 enum { NUMBER_SIZE = 64 };
 
 /* Digits, which single underscores may part, copied to `out` without these. */
-static const char *take_digits(const char *text, char *out, size_t *length)
+static const char *parse_digits(const char *text, char *out, size_t *length)
 {
     while (isdigit((unsigned char)*text) && *length < NUMBER_SIZE - 1) {
         out[(*length)++] = *text++;
@@ -33,14 +33,14 @@ static bool is_number(const yaml_node_t *node, char digits[NUMBER_SIZE], bool *w
     *whole = true;
     if (*p == '-' || *p == '+') digits[length++] = *p++;
     start = length;
-    p = take_digits(p, digits, &length);
+    p = parse_digits(p, digits, &length);
     if (length > start + 1 && digits[start] == '0') return false;
     size_t places = length - start;
     if (*p == '.' && length < NUMBER_SIZE - 1) {
         *whole = false;
         digits[length++] = *p++;
         start = length;
-        p = take_digits(p, digits, &length);
+        p = parse_digits(p, digits, &length);
         places += length - start;
     }
     if (places == 0) return false;
@@ -49,7 +49,7 @@ static bool is_number(const yaml_node_t *node, char digits[NUMBER_SIZE], bool *w
         digits[length++] = *p++;
         if (*p == '-' || *p == '+') digits[length++] = *p++;
         start = length;
-        p = take_digits(p, digits, &length);
+        p = parse_digits(p, digits, &length);
         if (length == start) return false;
     }
     digits[length] = '\0';
@@ -79,29 +79,29 @@ assay_status assay_yaml_real(const assay_yaml *y, const yaml_node_t *node, const
     return ASSAY_OK;
 }
 
-static assay_status refuse_whole(const assay_yaml *y, const yaml_node_t *node, const char *what, int64_t least,
-                                 int64_t most)
+static assay_status refuse_integer(const assay_yaml *y, const yaml_node_t *node, const char *what, int64_t least,
+                                   int64_t most)
 {
     char wanted[96];
     snprintf(wanted, sizeof wanted, "a whole number from %" PRId64 " to %" PRId64, least, most);
     return assay_yaml_refuse_value(y, node, what, wanted);
 }
 
-assay_status assay_yaml_whole(const assay_yaml *y, const yaml_node_t *node, const char *what, int64_t least,
-                              int64_t most, int64_t *value)
+assay_status assay_yaml_integer(const assay_yaml *y, const yaml_node_t *node, const char *what, int64_t least,
+                                int64_t most, int64_t *value)
 {
     char digits[NUMBER_SIZE];
     bool whole;
-    if (!is_number(node, digits, &whole)) return refuse_whole(y, node, what, least, most);
+    if (!is_number(node, digits, &whole)) return refuse_integer(y, node, what, least, most);
     int64_t n = 0;
     if (whole) {
         n = strtoll(digits, NULL, 10); /* saturates, which is out of range too */
     } else {
         double x = strtod(digits, NULL); /* 1e3 */
-        if (!(fabs(x) <= 0x1p53 && x == rint(x))) return refuse_whole(y, node, what, least, most);
+        if (!(fabs(x) <= 0x1p53 && x == rint(x))) return refuse_integer(y, node, what, least, most);
         n = (int64_t)x;
     }
-    if (n < least || n > most) return refuse_whole(y, node, what, least, most);
+    if (n < least || n > most) return refuse_integer(y, node, what, least, most);
     *value = n;
     return ASSAY_OK;
 }

@@ -325,7 +325,7 @@ static assay_status compare_tensor(assay_context *ctx, const assay_comparison *c
 static bool is_unknown(const assay_fixture_reader *golden, assay_order order, const assay_tensor_spec *spec)
 {
     if (order.with_stages && spec->role == ASSAY_ROLE_CHECKPOINT) return false;
-    if (assay_role_is_given(spec->role)) return false;
+    if (assay_role_is_input(spec->role)) return false;
     return assay_fixture_find(golden, spec->path) == NULL || !assay_role_is_compared(spec->role);
 }
 

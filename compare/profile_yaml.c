@@ -87,7 +87,7 @@ static assay_status read_multiply_key(const assay_yaml *y, const char *key, cons
 {
     assay_block_scaling *scaled = &p->precision.scaled;
     if (strcmp(key, "type") == 0) return read_type(y, value, "multiply type", SCALED, &scaled->type);
-    if (strcmp(key, "block") == 0) return assay_yaml_whole(y, value, "multiply block", 1, LONGEST, &scaled->block);
+    if (strcmp(key, "block") == 0) return assay_yaml_integer(y, value, "multiply block", 1, LONGEST, &scaled->block);
     return unknown_key(y, key_node, key, "type or block of multiply");
 }
 
@@ -125,12 +125,12 @@ static assay_status read_accumulate_key(const assay_yaml *y, const char *key, co
         MUST(read_type(y, value, "accumulate type", MULTIPLIED, &type));
         p->accumulate_bits = bits_of(type);
     } else if (strcmp(key, "bits") == 0) {
-        MUST(assay_yaml_whole(y, value, "accumulate bits", LEAST_BITS, MOST_BITS, &bits));
+        MUST(assay_yaml_integer(y, value, "accumulate bits", LEAST_BITS, MOST_BITS, &bits));
         p->accumulate_bits = (int)bits;
     } else if (strcmp(key, "rounding") == 0) {
         MUST(read_word(y, value, "accumulate rounding", "nearest", "truncate", &p->precision.accumulator.truncate));
     } else if (strcmp(key, "block") == 0) {
-        MUST(assay_yaml_whole(y, value, "accumulate block", 0, LONGEST, &p->precision.accumulator.block));
+        MUST(assay_yaml_integer(y, value, "accumulate block", 0, LONGEST, &p->precision.accumulator.block));
     } else {
         return unknown_key(y, key_node, key, "type, bits, rounding or block of accumulate");
     }

@@ -118,7 +118,7 @@ static bool reap(supervisor *s)
 }
 
 /* What lies in the pipe, but no more than a piece: it may never be empty. True: there is more. */
-static bool take_output(supervisor *s)
+static bool receive_output(supervisor *s)
 {
     char piece[1 << 16];
     const ssize_t length = s->output < 0 ? 0 : read(s->output, piece, sizeof piece);
@@ -147,9 +147,9 @@ static void watch(supervisor *s)
             struct signalfd_siginfo which;
             if (read(s->children, &which, sizeof which) < 0) continue; /* has been heard of */
         }
-        if (events[2].revents != 0) take_output(s);
+        if (events[2].revents != 0) receive_output(s);
     }
-    while (take_output(s)) continue; /* nobody writes any more */
+    while (receive_output(s)) continue; /* nobody writes any more */
 }
 
 /* Closes every descriptor but its own: an end of a pipe that is held here would never be seen closed. */

@@ -53,7 +53,7 @@ static assay_status write_log(exchange *e, const char *text, size_t length)
 }
 
 /* A line, with its line break. An answer is one on standard output, and none in the middle of a line. */
-static assay_status take_line(exchange *e, stream *from, size_t start, size_t length)
+static assay_status receive_line(exchange *e, stream *from, size_t start, size_t length)
 {
     const char *text = from->line + start;
     const bool whole = !from->inside;
@@ -76,18 +76,18 @@ static assay_status take_line(exchange *e, stream *from, size_t start, size_t le
     return ASSAY_OK;
 }
 
-static assay_status take_lines(exchange *e, stream *from)
+static assay_status receive_lines(exchange *e, stream *from)
 {
     size_t start = 0;
     for (size_t i = 0; i < from->used; i++) {
         if (from->line[i] != '\n') continue;
-        MUST(take_line(e, from, start, i + 1 - start));
+        MUST(receive_line(e, from, start, i + 1 - start));
         start = i + 1;
     }
     from->used -= start;
     memmove(from->line, from->line + start, from->used);
     if (from->used == sizeof from->line) {
-        MUST(take_line(e, from, 0, from->used));
+        MUST(receive_line(e, from, 0, from->used));
         from->used = 0;
     }
     return ASSAY_OK;
@@ -103,7 +103,7 @@ static assay_status drain_one(exchange *e, int pipe, stream *into, bool *closed)
         length = read(pipe, into->line + into->used, sizeof into->line - into->used);
         if (length <= 0) break;
         into->used += (size_t)length;
-        MUST(take_lines(e, into));
+        MUST(receive_lines(e, into));
     }
     *closed = length == 0;
     return ASSAY_OK;
@@ -171,7 +171,7 @@ static assay_status wait_for_answer(exchange *e, double deadline, bool *late)
     }
 }
 
-static void take_answer(exchange *e, assay_backend_end *end)
+static void receive_answer(exchange *e, assay_backend_end *end)
 {
     static const struct {
         const char *word;
@@ -251,7 +251,7 @@ assay_status assay_backend_server_ask(assay_context *ctx, assay_backend_server *
     if (ioctl(server->process.input, FIONREAD, &unread) == 0 && unread > 0) {
         e.breach = "the backend answered before it read the request";
     }
-    if (e.breach == NULL) take_answer(&e, end);
+    if (e.breach == NULL) receive_answer(&e, end);
     if (e.breach != NULL) {
         assay_process_result result;
         judge_breach(&e, end);

@@ -67,7 +67,7 @@ static amounts amounts_of(const assay_plan *plan)
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
         const double count = (double)assay_shape_count(&spec->shape);
-        const bool given = assay_role_is_given(spec->role), streams = given && assay_certificate_streams(plan, spec);
+        const bool given = assay_role_is_input(spec->role), streams = given && assay_certificate_streams(plan, spec);
         const bool gradient = spec->role == ASSAY_ROLE_GRADIENT;
         a.weights += spec->role == ASSAY_ROLE_WEIGHT ? count : 0;
         a.numbers +=

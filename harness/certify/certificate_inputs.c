@@ -40,7 +40,7 @@ static assay_status read_given(assay_context *ctx, const assay_source *source, c
     assay_dequantised dequantised = {source, list};
     const assay_source numbers = assay_dequantised_source(&dequantised);
     assay_tensor_spec number = *spec;
-    if (entry->part != ASSAY_PART_CODES) return ASSAY_OK;
+    if (entry->part != ASSAY_OPERAND_CODES) return ASSAY_OK;
     if (entry->format != NULL) number.type = ASSAY_FLOAT64;
     MUST(assay_tensor_set_read(ctx, &given, &number, &numbers));
     return copy(ctx, &given.items[0], tensors);
@@ -105,7 +105,7 @@ assay_status assay_certificate_inputs_collect(assay_context *ctx, assay_certific
     TRY(evaluate(ctx, plan, source, &results, next));
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
-        if (!assay_role_is_given(spec->role)) continue;
+        if (!assay_role_is_input(spec->role)) continue;
         if (assay_certificate_streams(plan, spec)) {
             TRY(quad_tensors_stream(ctx, &inputs->in, spec->path, &spec->shape, &inputs->source));
         } else {

@@ -185,7 +185,7 @@ static assay_status filter(assay_context *ctx, const assay_options *options, ass
     const int count = chosen->count;
     if (!assay_case_filter_is_set(&options->filter)) return ASSAY_OK;
     MUST(assay_case_filter_check(ctx, &options->filter, chosen->cases, count));
-    for (int i = 0; i < count; i++) wanted[i] = assay_case_filter_takes(&options->filter, &chosen->cases[i]);
+    for (int i = 0; i < count; i++) wanted[i] = assay_case_filter_matches(&options->filter, &chosen->cases[i]);
     keep(chosen, wanted);
     if (chosen->count == 0) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "none of the %d cases is left by --tag, --op, --exclude and --no-mesh",

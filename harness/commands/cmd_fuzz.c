@@ -61,7 +61,7 @@ static void print_shapes(const assay_plan *plan)
     int printed = 0;
     for (int i = 0; i < plan->spec_count; i++) {
         char shape[128];
-        if (!assay_role_is_given(plan->specs[i].role) || plan->specs[i].role == ASSAY_ROLE_COTANGENT) continue;
+        if (!assay_role_is_input(plan->specs[i].role) || plan->specs[i].role == ASSAY_ROLE_COTANGENT) continue;
         assay_shape_text(&plan->specs[i].shape, shape, sizeof shape);
         printf("%s%s %s",
                printed == 0       ? "    given: "

@@ -113,7 +113,7 @@ static assay_status write_of_golden(assay_context *ctx, const assay_options *opt
     TRY(assay_golden_open(ctx, stored, &golden));
     TRY(assay_golden_plan(ctx, &golden, NULL));
     golden.plan.recipe = !options->materialise;
-    const assay_source given = assay_golden_given(golden.reader);
+    const assay_source given = assay_golden_inputs(golden.reader);
     TRY(assay_request_write_from(ctx, &golden.plan, path, &given, options->quiet));
 cleanup:
     assay_golden_close(&golden);

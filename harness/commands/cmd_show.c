@@ -66,7 +66,7 @@ static void print_tensors(const assay_plan *plan)
         assay_shape_text(&spec->shape, shape, sizeof shape);
         printf("%-52s %-10s %-20s ", spec->path, assay_dtype_name(spec->type), shape);
         for (int axis = 0; axis < spec->shape.rank; axis++) printf("%s%s", axis > 0 ? "," : "", spec->labels[axis]);
-        if (assay_role_is_given(spec->role)) {
+        if (assay_role_is_input(spec->role)) {
             const assay_tensor_entry *entry = assay_tensor_list_find(&plan->list, spec->path);
             const assay_case_input *given = assay_case_input_of(plan->c, spec->path);
             printf("  ");

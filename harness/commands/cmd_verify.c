@@ -27,7 +27,7 @@ static assay_status certify(assay_context *ctx, const assay_plan *plan, assay_fi
                             const assay_options *options, finding *found)
 {
     OWNED_BY(assay_certificate_inputs_free) assay_certificate_inputs inputs = {0};
-    const assay_source source = assay_golden_given(reader);
+    const assay_source source = assay_golden_inputs(reader);
     found->scope = assay_certificate_scope_of(ctx, plan, options->budget);
     if (!found->scope.outputs && !found->scope.gradients) return ASSAY_OK;
     MUST(assay_certificate_inputs_collect(ctx, &inputs, plan, &source, NULL));

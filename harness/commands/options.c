@@ -23,26 +23,26 @@ static void *field(const assay_option_row *row, assay_options *o)
     return (char *)o + row->field;
 }
 
-static assay_status take_flag(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+static assay_status parse_flag(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
 {
     (void)ctx, (void)value;
     *(bool *)field(row, o) = true;
     return ASSAY_OK;
 }
 
-static assay_status take_text(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+static assay_status parse_text(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
 {
     (void)ctx;
     *(const char **)field(row, o) = value;
     return ASSAY_OK;
 }
 
-static assay_status take_words(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+static assay_status parse_words(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
 {
     return assay_words_add(ctx, field(row, o), row->name, value);
 }
 
-static assay_status take_number(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+static assay_status parse_number(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
 {
     char *end = NULL;
     errno = 0;
@@ -55,7 +55,7 @@ static assay_status take_number(assay_context *ctx, const assay_option_row *row,
     return ASSAY_OK;
 }
 
-static bool is_whole(const char *text, int64_t least, int64_t most, int64_t *number)
+static bool is_integer(const char *text, int64_t least, int64_t most, int64_t *number)
 {
     char *end = NULL;
     errno = 0;
@@ -63,30 +63,30 @@ static bool is_whole(const char *text, int64_t least, int64_t most, int64_t *num
     return end != text && *end == '\0' && errno == 0 && *number >= least && *number <= most;
 }
 
-static assay_status take_whole(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+static assay_status parse_integer(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
 {
     const int64_t least = (int64_t)row->least;
-    if (is_whole(value, least, INT64_MAX, field(row, o))) return ASSAY_OK;
+    if (is_integer(value, least, INT64_MAX, field(row, o))) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_BAD_INPUT, "--%s is \"%s\", expected a whole number from %" PRId64 " up", row->name,
                       value, least);
 }
 
-static assay_status take_budget(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+static assay_status parse_budget(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
 {
     int64_t *budget = field(row, o);
     if (strcmp(value, "all") == 0) {
         *budget = ASSAY_BUDGET_ALL;
-    } else if (!is_whole(value, 0, INT64_MAX, budget)) {
+    } else if (!is_integer(value, 0, INT64_MAX, budget)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "--budget is \"%s\", expected a whole number from 0 up, or all", value);
     }
     return ASSAY_OK;
 }
 
-static assay_status take_threads(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+static assay_status parse_threads(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
 {
     enum { MOST = 1024 };
     int64_t threads;
-    if (!is_whole(value, 1, MOST, &threads)) {
+    if (!is_integer(value, 1, MOST, &threads)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "--threads is \"%s\", expected a whole number from 1 to %d", value,
                           MOST);
     }
@@ -95,7 +95,7 @@ static assay_status take_threads(assay_context *ctx, const assay_option_row *row
 }
 
 /* A number of seconds, minutes or hours. */
-static assay_status take_time(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+static assay_status parse_time(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
 {
     static const struct {
         const char *unit;
@@ -112,7 +112,7 @@ static assay_status take_time(assay_context *ctx, const assay_option_row *row, c
 }
 
 /* A number of megabytes or gigabytes. */
-static assay_status take_memory(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+static assay_status parse_memory(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
 {
     char *end = NULL;
     const double number = strtod(value, &end);
@@ -124,7 +124,7 @@ static assay_status take_memory(assay_context *ctx, const assay_option_row *row,
     return ASSAY_OK;
 }
 
-static assay_status take_shard(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+static assay_status parse_shard(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
 {
     enum { MOST = 10000 };
     char *slash = NULL, *end = NULL;
@@ -139,7 +139,7 @@ static assay_status take_shard(assay_context *ctx, const assay_option_row *row, 
     return ASSAY_OK;
 }
 
-static assay_status take_color(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+static assay_status parse_color(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
 {
     const bool always = strcmp(value, "always") == 0;
     if (always || strcmp(value, "never") == 0) {
@@ -150,17 +150,18 @@ static assay_status take_color(assay_context *ctx, const assay_option_row *row, 
     return ASSAY_OK;
 }
 
-static assay_status take_container(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+static assay_status parse_container(assay_context *ctx, const assay_option_row *row, const char *value,
+                                    assay_options *o)
 {
     char name[32];
     snprintf(name, sizeof name, "--container .%.12s", value);
     MUST(assay_fixture_check_name(ctx, name));
-    if (assay_fixture_is_file_name(name) && strchr(value, '.') == NULL) return take_text(ctx, row, value, o);
+    if (assay_fixture_is_file_name(name) && strchr(value, '.') == NULL) return parse_text(ctx, row, value, o);
     return assay_fail(ctx, ASSAY_BAD_INPUT, "--container is \"%s\", expected h5 or safetensors", value);
 }
 
 /* --set KEY=VALUE and --seed N, in their order. */
-static assay_status take_set(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+static assay_status parse_set(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
 {
     char *assignment = NULL;
     void *more = realloc(o->sets, (size_t)(o->set_count + 1) * sizeof *o->sets);
@@ -171,105 +172,107 @@ static assay_status take_set(assay_context *ctx, const assay_option_row *row, co
     return ASSAY_OK;
 }
 
-#define RANGE(take, name, least, most) take, offsetof(assay_options, name), least, most
-#define INTO(take, name) RANGE(take, name, 0, 0)
+#define RANGE(parse, name, least, most) parse, offsetof(assay_options, name), least, most
+#define INTO(parse, name) RANGE(parse, name, 0, 0)
 static const assay_option_row rows[] = {
-    {"output", 'o', ASSAY_OPT_OUTPUT, "PATH", "one file (.h5, .safetensors), or a folder", INTO(take_text, output)},
+    {"output", 'o', ASSAY_OPT_OUTPUT, "PATH", "one file (.h5, .safetensors), or a folder", INTO(parse_text, output)},
     {"container", '\0', ASSAY_OPT_CONTAINER | ASSAY_OPT_FUZZ, "NAME",
-     "of files in a folder: h5 (default) or safetensors", INTO(take_container, container)},
+     "of files in a folder: h5 (default) or safetensors", INTO(parse_container, container)},
     {"set", '\0', ASSAY_OPT_SET | ASSAY_OPT_FUZZ, "KEY=VALUE", "change a key of the case (repeatable)",
-     INTO(take_set, sets)},
-    {"seed", '\0', ASSAY_OPT_SET, "N", "the seed of inputs, weights and cotangents", INTO(take_set, sets)},
+     INTO(parse_set, sets)},
+    {"seed", '\0', ASSAY_OPT_SET, "N", "the seed of inputs, weights and cotangents", INTO(parse_set, sets)},
     {"inputs", '\0', ASSAY_OPT_INPUTS, "FILE", "take inputs, weights and cotangents from this file where it has them",
-     INTO(take_text, inputs)},
+     INTO(parse_text, inputs)},
     {"weights", '\0', ASSAY_OPT_WEIGHTS, "FILE[:LAYER]",
-     "take the weights from a checkpoint of Hugging Face (docs/hugging-face.md)", INTO(take_text, weights)},
+     "take the weights from a checkpoint of Hugging Face (docs/hugging-face.md)", INTO(parse_text, weights)},
     {"precision", '\0', ASSAY_OPT_PRECISION | ASSAY_OPT_PROFILE | ASSAY_OPT_FUZZ, "NAME",
      "profile: f64, f32, bf16, bf16_router, bf16_sums, f16, tf32, tpu_default, fp8_e4m3_block128, or a FILE.yml with "
      "your own",
-     INTO(take_text, precision)},
+     INTO(parse_text, precision)},
     {"false-alarm", '\0', ASSAY_OPT_PRECISION | ASSAY_OPT_FUZZ, "P",
-     "probability that a correct backend fails (default 1e-6)", RANGE(take_number, false_alarm, 1e-300, 0.5)},
+     "probability that a correct backend fails (default 1e-6)", RANGE(parse_number, false_alarm, 1e-300, 0.5)},
     {"verbose", 'v', ASSAY_OPT_PRECISION | ASSAY_OPT_VERIFY | ASSAY_OPT_FUZZ, NULL, "every tensor in detail",
-     INTO(take_flag, verbose)},
+     INTO(parse_flag, verbose)},
     {"staged", '\0', ASSAY_OPT_STAGED, NULL, "judge each stage too, from the candidate's own inputs to it",
-     INTO(take_flag, staged)},
-    {"json", '\0', ASSAY_OPT_REPORTS | ASSAY_OPT_JSON, "FILE", "write the report as JSON", INTO(take_text, json_file)},
-    {"junit", '\0', ASSAY_OPT_REPORTS, "FILE", "write the report as JUnit XML", INTO(take_text, junit_file)},
+     INTO(parse_flag, staged)},
+    {"json", '\0', ASSAY_OPT_REPORTS | ASSAY_OPT_JSON, "FILE", "write the report as JSON", INTO(parse_text, json_file)},
+    {"junit", '\0', ASSAY_OPT_REPORTS, "FILE", "write the report as JUnit XML", INTO(parse_text, junit_file)},
     {"html", '\0', ASSAY_OPT_REPORTS, "FILE", "write the report as one HTML page, with pictures",
-     INTO(take_text, html_file)},
+     INTO(parse_text, html_file)},
     {"backend", '\0', ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ, "SPEC",
-     "a shared object (./libmine.so), or a command with {request} and {candidate}", INTO(take_text, backend)},
+     "a shared object (./libmine.so), or a command with {request} and {candidate}", INTO(parse_text, backend)},
     {"serve", '\0', ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ, NULL,
      "the command is started once, without placeholders, and reads requests (docs/your-kernel.md)",
-     INTO(take_flag, serve)},
+     INTO(parse_flag, serve)},
     {"timeout", '\0', ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ, "SECONDS",
-     "time limit of one run of the backend (default 300)", RANGE(take_number, timeout, 1e-3, 1e9)},
+     "time limit of one run of the backend (default 300)", RANGE(parse_number, timeout, 1e-3, 1e9)},
     {"memory", '\0', ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ, "SIZE",
-     "memory limit of each process of the backend, as 8G or 512M", INTO(take_memory, memory)},
+     "memory limit of each process of the backend, as 8G or 512M", INTO(parse_memory, memory)},
     {"keep", '\0', ASSAY_OPT_BACKEND, "DIR", "keep golden, request and candidate files in this folder",
-     INTO(take_text, keep)},
+     INTO(parse_text, keep)},
     {"known", '\0', ASSAY_OPT_KNOWN, "FILE",
      "known failures, lines of a case and a reason: run, reported apart, an error when one passes",
-     INTO(take_text, known_file)},
+     INTO(parse_text, known_file)},
     {"known", '\0', ASSAY_OPT_FUZZ, "FILE",
      "known failures, lines fuzz/OP:TENSOR:HOW and a reason: counted apart (docs/further-checks.md)",
-     INTO(take_text, known_file)},
+     INTO(parse_text, known_file)},
     {"tag", '\0', ASSAY_OPT_CHOOSE, "TAG[,TAG]", "only cases with one of these tags (repeatable)",
-     INTO(take_words, filter.tags)},
+     INTO(parse_words, filter.tags)},
     {"op", '\0', ASSAY_OPT_CHOOSE, "OP[,OP]", "only cases of one of these operations (repeatable)",
-     INTO(take_words, filter.ops)},
+     INTO(parse_words, filter.ops)},
     {"exclude", '\0', ASSAY_OPT_CHOOSE, "WORD[,WORD]",
      "no cases with this tag, of this operation, or whose name this glob matches (repeatable)",
-     INTO(take_words, filter.excludes)},
-    {"no-mesh", '\0', ASSAY_OPT_CHOOSE, NULL, "no cases on more than one device", INTO(take_flag, filter.no_mesh)},
+     INTO(parse_words, filter.excludes)},
+    {"no-mesh", '\0', ASSAY_OPT_CHOOSE, NULL, "no cases on more than one device", INTO(parse_flag, filter.no_mesh)},
     {"shard", '\0', ASSAY_OPT_CHOOSE, "I/N", "part I of N, of about the same work: for N jobs beside each other",
-     INTO(take_shard, shard)},
-    {"json", '\0', ASSAY_OPT_LIST, NULL, "as JSON", INTO(take_flag, json)},
+     INTO(parse_shard, shard)},
+    {"json", '\0', ASSAY_OPT_LIST, NULL, "as JSON", INTO(parse_flag, json)},
     {"mutants", '\0', ASSAY_OPT_LIST, NULL,
-     "the mutants of assay power instead of cases; of cases that are named, theirs", INTO(take_flag, mutants)},
-    {"steps", '\0', ASSAY_OPT_LIST, NULL, "the steps of programs instead of cases", INTO(take_flag, steps)},
+     "the mutants of assay power instead of cases; of cases that are named, theirs", INTO(parse_flag, mutants)},
+    {"steps", '\0', ASSAY_OPT_LIST, NULL, "the steps of programs instead of cases", INTO(parse_flag, steps)},
     {"recipe", '\0', ASSAY_OPT_RECIPE, NULL,
-     "inputs and weights that the seed makes as their recipe and digest, without elements", INTO(take_flag, recipe)},
+     "inputs and weights that the seed makes as their recipe and digest, without elements", INTO(parse_flag, recipe)},
     {"materialise", '\0', ASSAY_OPT_MATERIALISE, NULL, "write the elements that a golden has recipes of",
-     INTO(take_flag, materialise)},
+     INTO(parse_flag, materialise)},
     {"certify", '\0', ASSAY_OPT_CERTIFY, NULL, "certify in binary128, and store the certificate",
-     INTO(take_flag, certify)},
+     INTO(parse_flag, certify)},
     {"mutants", '\0', ASSAY_OPT_WRITE, "NAMES",
      "only mutants whose name this glob matches; of steps too, as 'step:*', of any operation that has such",
-     INTO(take_text, mutants_like)},
+     INTO(parse_text, mutants_like)},
     {"mutants", '\0', ASSAY_OPT_CERTIFY, NULL, "store which mutants the golden detects (assay power)",
-     INTO(take_flag, mutants)},
-    {"equivalence", '\0', ASSAY_OPT_EQUIVALENCE, "NAME", "one of them, or all (default)", INTO(take_text, equivalence)},
+     INTO(parse_flag, mutants)},
+    {"equivalence", '\0', ASSAY_OPT_EQUIVALENCE, "NAME", "one of them, or all (default)",
+     INTO(parse_text, equivalence)},
     {"budget", '\0', ASSAY_OPT_CERTIFY | ASSAY_OPT_VERIFY, "N",
      "certify N elements of each sketch of a gradient (default 8), or all; 0: outputs alone",
-     INTO(take_budget, budget)},
+     INTO(parse_budget, budget)},
     {"write", '\0', ASSAY_OPT_WRITE, "FOLDER",
-     "write the candidate of each mutant that has an effect as FOLDER/MUTANT.h5 (one golden)", INTO(take_text, folder)},
-    {"op", '\0', ASSAY_OPT_FUZZ, "OP", "cases of this operation alone", INTO(take_text, fuzz_op)},
+     "write the candidate of each mutant that has an effect as FOLDER/MUTANT.h5 (one golden)",
+     INTO(parse_text, folder)},
+    {"op", '\0', ASSAY_OPT_FUZZ, "OP", "cases of this operation alone", INTO(parse_text, fuzz_op)},
     {"time", '\0', ASSAY_OPT_FUZZ, "TIME", "how long cases are drawn: 90, 90s, 10m, 1h (default 60)",
-     INTO(take_time, fuzz_seconds)},
+     INTO(parse_time, fuzz_seconds)},
     {"cases", '\0', ASSAY_OPT_FUZZ, "N", "how many cases are drawn, in place of a time",
-     RANGE(take_whole, fuzz_cases, 1, 0)},
+     RANGE(parse_integer, fuzz_cases, 1, 0)},
     {"failures", '\0', ASSAY_OPT_FUZZ, "N", "end when so many different failures were found",
-     RANGE(take_whole, fuzz_failures, 1, 0)},
+     RANGE(parse_integer, fuzz_failures, 1, 0)},
     {"seed", '\0', ASSAY_OPT_FUZZ, "N", "the same cases again: what is drawn follows from it (default 1)",
-     INTO(take_whole, fuzz_seed)},
+     INTO(parse_integer, fuzz_seed)},
     {"draw-only", '\0', ASSAY_OPT_FUZZ, NULL, "run nothing: write the --cases that are drawn to the folder of -o",
-     INTO(take_flag, draw_only)},
+     INTO(parse_flag, draw_only)},
     {"output", 'o', ASSAY_OPT_FUZZ, "DIR", "write each failure's case, golden and command to this folder",
-     INTO(take_text, output)},
-    {"trust", '\0', ASSAY_OPT_TRUST, NULL, "take goldens without a look at their digests", INTO(take_flag, trust)},
-    {"all", '\0', ASSAY_OPT_ALL, NULL, "every key of the model, with its default", INTO(take_flag, all)},
+     INTO(parse_text, output)},
+    {"trust", '\0', ASSAY_OPT_TRUST, NULL, "take goldens without a look at their digests", INTO(parse_flag, trust)},
+    {"all", '\0', ASSAY_OPT_ALL, NULL, "every key of the model, with its default", INTO(parse_flag, all)},
     {"graph", '\0', ASSAY_OPT_GRAPH, NULL, "the steps of the case in its place, in the order of the data flow",
-     INTO(take_flag, graph)},
-    {"svg", '\0', ASSAY_OPT_GRAPH, "FILE", "write a picture of the steps (one case)", INTO(take_text, svg_file)},
+     INTO(parse_flag, graph)},
+    {"svg", '\0', ASSAY_OPT_GRAPH, "FILE", "write a picture of the steps (one case)", INTO(parse_text, svg_file)},
     {"threads", '\0', COMMON, "N", "threads (default: all cores); the same bits for any number",
-     INTO(take_threads, threads)},
-    {"engine", '\0', COMMON, "NAME", "reference (default) or blas", INTO(take_text, engine)},
-    {"quiet", 'q', COMMON, NULL, "no progress", INTO(take_flag, quiet)},
-    {"color", '\0', COMMON, "WHEN", "auto (default), always or never", INTO(take_color, color)},
-    {"help", 'h', COMMON, NULL, "this text", INTO(take_flag, help)},
+     INTO(parse_threads, threads)},
+    {"engine", '\0', COMMON, "NAME", "reference (default) or blas", INTO(parse_text, engine)},
+    {"quiet", 'q', COMMON, NULL, "no progress", INTO(parse_flag, quiet)},
+    {"color", '\0', COMMON, "WHEN", "auto (default), always or never", INTO(parse_color, color)},
+    {"help", 'h', COMMON, NULL, "this text", INTO(parse_flag, help)},
 };
 #undef INTO
 #undef RANGE
@@ -352,7 +355,7 @@ assay_status assay_options_parse(assay_context *ctx, int argc, char **argv, unsi
         if (letter == ':' || letter == '?') return refuse_option(ctx, argv, letter == ':');
         const assay_option_row *row = assay_options_next(allowed, NULL);
         while (id_of(row) != letter) row = assay_options_next(allowed, row);
-        MUST(row->take(ctx, row, optarg, options));
+        MUST(row->parse(ctx, row, optarg, options));
     }
     options->arguments = argv + optind;
     options->argument_count = argc - optind;

@@ -81,7 +81,7 @@ struct assay_option_row {
     char letter; /* of `-v`; '\0': it has none */
     unsigned group;
     const char *value, *help; /* value: its name; NULL: it has none */
-    assay_status (*take)(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *options);
+    assay_status (*parse)(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *options);
     size_t field;       /* of assay_options, where it is one */
     double least, most; /* of a number */
 };

@@ -134,7 +134,7 @@ static assay_status write_request(assay_context *ctx, const assay_options *optio
     assay_plan plan = p->plan;
     plan.recipe = options->recipe;
     if (p->stored == NULL) return assay_request_write(ctx, &plan, path, NULL, options->quiet);
-    const assay_source given = assay_golden_given(p->stored);
+    const assay_source given = assay_golden_inputs(p->stored);
     return assay_request_write_from(ctx, &plan, path, &given, options->quiet);
 }
 

@@ -134,7 +134,7 @@ static void take(assay_context *ctx, crew *c, int piece, assay_status status, co
 }
 
 /* One that was told to stop, or that has died with a piece at hand. */
-static void take_end(assay_context *ctx, crew *c, int i)
+static void receive_end(assay_context *ctx, crew *c, int i)
 {
     char message[128];
     int how = 0;
@@ -153,22 +153,22 @@ static void take_end(assay_context *ctx, crew *c, int i)
     take(ctx, c, piece, ASSAY_INTERNAL, message, NULL, 0);
 }
 
-static void take_answer(assay_context *ctx, crew *c, int i)
+static void receive_answer(assay_context *ctx, crew *c, int i)
 {
     answer a;
     void *bytes = NULL;
     if (!read_all(c->of[i].line, &a, sizeof a)) {
-        take_end(ctx, c, i);
+        receive_end(ctx, c, i);
         return;
     }
     if (assay_alloc(ctx, "the result of a case", (int64_t)a.size + 1, 1, &bytes) != ASSAY_OK) {
         if (c->status == ASSAY_OK) c->status = ASSAY_NO_MEMORY;
         c->board->stop = true;
-        take_end(ctx, c, i); /* it finds nobody to write to */
+        receive_end(ctx, c, i); /* it finds nobody to write to */
     } else if (read_all(c->of[i].line, bytes, a.size)) {
         take(ctx, c, a.piece, a.status, a.message, bytes, a.size);
     } else {
-        take_end(ctx, c, i);
+        receive_end(ctx, c, i);
     }
     free(bytes);
 }
@@ -185,7 +185,7 @@ static void listen_to(assay_context *ctx, crew *c)
         }
         if (open_lines == 0 || poll(lines, (nfds_t)c->count, -1) < 0) continue;
         for (int i = 0; i < c->count; i++) {
-            if (lines[i].revents != 0) take_answer(ctx, c, i);
+            if (lines[i].revents != 0) receive_answer(ctx, c, i);
         }
     }
 }

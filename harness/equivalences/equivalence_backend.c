@@ -141,7 +141,7 @@ static assay_status write_inputs(assay_context *ctx, const assay_form *other, co
     TRY(assay_fixture_create(ctx, file, &writer));
     for (int i = 0; i < other->plan.spec_count; i++) {
         const assay_tensor *tensor = &other->results.items[i];
-        if (assay_role_is_given(tensor->spec.role)) TRY(append(ctx, writer, tensor));
+        if (assay_role_is_input(tensor->spec.role)) TRY(append(ctx, writer, tensor));
     }
 cleanup:
     return finish(ctx, writer, status);
@@ -230,7 +230,7 @@ static assay_status write_compared(assay_context *ctx, const assay_form *other, 
     for (int i = 0; i < assay_fixture_count(reader); i++) {
         const assay_tensor_spec *spec = assay_fixture_spec(reader, i);
         const assay_tensor *tensor = assay_tensor_set_find(&other->results, spec->path);
-        if (assay_role_is_given(spec->role) || (tensor != NULL && tensor->written == 0)) continue;
+        if (assay_role_is_input(spec->role) || (tensor != NULL && tensor->written == 0)) continue;
         TRY(copy_tensor(ctx, writer, reader, spec));
     }
 cleanup:

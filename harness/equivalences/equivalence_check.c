@@ -52,7 +52,7 @@ static assay_status copy_inputs(assay_context *ctx, const assay_case *c, bool ke
 
 static assay_status evaluate(assay_context *ctx, assay_form *form)
 {
-    const assay_source given = assay_given_source(&form->results);
+    const assay_source given = assay_input_source(&form->results);
     const assay_sink out = assay_results_sink(&form->results);
     assay_context own = *ctx;
     own.threads = assay_plan_threads(ctx, &form->plan);
@@ -114,7 +114,7 @@ static assay_status open_other(assay_context *ctx, const assay_other_form *how, 
     if (dense) TRY(assay_operands_as_numbers(ctx, &one->plan.list, &one->results, &numbers));
     for (int i = 0; i < form->results.count; i++) {
         assay_tensor *tensor = &form->results.items[i];
-        if (!assay_role_is_given(tensor->spec.role) || (moved && assay_decode_is_moved(tensor->spec.path))) continue;
+        if (!assay_role_is_input(tensor->spec.role) || (moved && assay_decode_is_moved(tensor->spec.path))) continue;
         TRY(assay_counterpart_read(ctx, dense ? &numbers : &one->results, assay_form_layouts(form, one), tensor));
     }
     if (moved) TRY(assay_decode_move(ctx, &one->c, &one->results, other, &form->results));

@@ -62,7 +62,7 @@ bool form_has_own_loss(const assay_case *c)
 
 /* Whether the MoE blocks are what a block of another kind on one device computes as well: nothing is lost, all experts
  * are there, no shard has a loss of its own, and no token an expert twice. */
-bool form_is_whole(const assay_case *c)
+bool form_is_complete(const assay_case *c)
 {
     const bool own_loss = form_is_sharded(c) && form_has_own_loss(c);
     return !form_drops_rows(c) && !form_is_batch_split(c) && !own_loss && !c->config.use_random_routing &&

@@ -18,7 +18,7 @@ bool form_is_batch_split(const assay_case *c);
 bool form_is_sharded(const assay_case *c);
 void form_on_one_device(assay_case *c);
 bool form_has_own_loss(const assay_case *c);
-bool form_is_whole(const assay_case *c);
+bool form_is_complete(const assay_case *c);
 bool form_fuses_experts(const assay_case *c);
 bool form_has_engine_form(const assay_case *c);
 bool form_is_case(const assay_case *c);

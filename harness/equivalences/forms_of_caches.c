@@ -19,7 +19,7 @@ static bool decodes(const assay_case *c)
 }
 
 /* Over a cache. Splits cut pages or keys, so that they are others where these lie elsewhere. */
-static bool decodes_whole(const assay_case *c)
+static bool decodes_unsplit(const assay_case *c)
 {
     const assay_model_config *m = &c->config;
     return decodes(c) && m->num_kv_splits == 0 && !m->use_chunked_prefill && !m->use_indexer;
@@ -48,7 +48,7 @@ static void without_pages(assay_model_config *m)
 bool form_other_contiguous(const assay_case *c, assay_other_form *form)
 {
     without_pages(&form->c.config);
-    return decodes_whole(c) && c->config.pagedattn_num_pages > 0 && is_case_elsewhere(&form->c);
+    return decodes_unsplit(c) && c->config.pagedattn_num_pages > 0 && is_case_elsewhere(&form->c);
 }
 
 /* Scales that lie behind the rows of a page leave no rows between them. */
@@ -63,7 +63,7 @@ bool form_other_pages(const assay_case *c, assay_other_form *form)
     if (form_is_op(c, "gqa_decode"))
         snprintf(m->kv_layout.text, sizeof m->kv_layout.text,
                  strcmp(c->config.kv_layout.text, "NHD") == 0 ? "HND" : "NHD");
-    if (!decodes_whole(c)) return false;
+    if (!decodes_unsplit(c)) return false;
     if (!is_case_elsewhere(&form->c)) m->pagedattn_page_stride = 0;
     return is_case_elsewhere(&form->c);
 }
@@ -87,7 +87,7 @@ bool form_other_steps(const assay_case *c, assay_other_form *form)
 {
     form->c.batch = c->batch * c->sequence;
     form->c.sequence = 1;
-    return decodes_whole(c) && c->sequence > 1 && is_case_elsewhere(&form->c);
+    return decodes_unsplit(c) && c->sequence > 1 && is_case_elsewhere(&form->c);
 }
 
 /* What no token goes beyond. */

@@ -46,7 +46,7 @@ bool form_other_dense(const assay_case *c, assay_other_form *form)
 {
     const bool dropping = !c->config.sparse_matmul && c->config.capacity_factor > 0;
     if (!form_has_moe(c) || form_has_engine_form(c) || dropping || form_fuses_experts(c) || c->config.fused_moe_func ||
-        !form_is_whole(c))
+        !form_is_complete(c))
         return false;
     form_on_one_device(&form->c);
     form->c.config.sparse_matmul = !c->config.sparse_matmul;
@@ -62,7 +62,7 @@ bool form_other_capacity(const assay_case *c, assay_other_form *form)
     if (!form_has_moe(c) || form_has_engine_form(c) || !dropless || form_fuses_experts(c) || c->config.fused_moe_func ||
         llama4)
         return false;
-    if (!form_is_whole(c)) return false;
+    if (!form_is_complete(c)) return false;
     form_on_one_device(&form->c);
     form->c.config.sparse_matmul = false;
     form->c.config.capacity_factor = (double)c->config.num_experts;
@@ -76,7 +76,7 @@ bool form_other_fused_moe(const assay_case *c, assay_other_form *form)
     assay_moe_config config;
     const assay_model_config *m = &c->config;
     if (!form_is_op(c, "moe") || !form_has_sparse_moe(c) || form_has_engine_form(c) || m->routed_bias || m->mlp_bias ||
-        !form_is_whole(c))
+        !form_is_complete(c))
         return false;
     if (m->weights_on_shards) return false; /* whole and fused at once is no counterpart */
     if (assay_moe_config_of(&ctx, c, &config) != ASSAY_OK) return false;

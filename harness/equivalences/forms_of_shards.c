@@ -34,7 +34,7 @@ bool form_has_same_scales(const assay_case *c, const assay_case *other)
 
 /* The most shards of experts that divide, then of the batch; or of the embedding. By a recipe that has blocks of rows no shards
  * of the batch. */
-static bool spread(const assay_case *one, assay_case *c)
+static bool shard_case(const assay_case *one, assay_case *c)
 {
     for (int64_t experts = 4; experts >= 1; experts /= 2) {
         const bool whole_batch = c->batch == 1, two = c->batch % (2 * experts) == 0,
@@ -55,7 +55,7 @@ static bool spread(const assay_case *one, assay_case *c)
 }
 
 /* Heads over shards of the axes that they may lie on, and the batch over data. */
-static bool spread_heads(assay_case *c)
+static bool shard_heads(assay_case *c)
 {
     c->mesh_data = c->batch % 2 == 0 ? 2 : 1;
     for (int64_t experts = 2; experts >= 1; experts--) {
@@ -70,7 +70,7 @@ static bool spread_heads(assay_case *c)
 bool form_other_sharded(const assay_case *c, assay_other_form *form)
 {
     const bool heads = form_is_op(c, "mla") || form_is_op(c, "gqa");
-    if (heads && c->mesh_data * c->mesh_fsdp * c->mesh_expert * c->mesh_mlp_tensor == 1) return spread_heads(&form->c);
+    if (heads && c->mesh_data * c->mesh_fsdp * c->mesh_expert * c->mesh_mlp_tensor == 1) return shard_heads(&form->c);
     if (heads) {
         form_on_one_device(&form->c);
         return true;
@@ -78,7 +78,7 @@ bool form_other_sharded(const assay_case *c, assay_other_form *form)
     const bool fused = form_has_moe(c) && c->config.fused_moe_func; /* which has no loss */
     if (!(form_has_sparse_moe(c) || fused) || form_drops_rows(c) || form_is_batch_split(c) || form_has_own_loss(c))
         return false;
-    if (!form_is_sharded(c)) return spread(c, &form->c);
+    if (!form_is_sharded(c)) return shard_case(c, &form->c);
     form_on_one_device(&form->c);
     return true;
 }
@@ -105,7 +105,7 @@ bool form_other_ring(const assay_case *c, assay_other_form *form)
 {
     const assay_model_config *m = &c->config;
     const bool chunks = m->num_moe_emb_chunks > 0 || m->num_moe_token_chunks > 1;
-    if (!form_has_sparse_moe(c) || !form_is_whole(c) || chunks || c->mesh_expert == 1) return false;
+    if (!form_has_sparse_moe(c) || !form_is_complete(c) || chunks || c->mesh_expert == 1) return false;
     form->c.config.use_ring_of_experts = !m->use_ring_of_experts;
     form->other_shards = true;
     return !form_has_own_loss(c) && form_is_case(&form->c);

@@ -31,12 +31,12 @@ typedef struct hypothesis {
 
 typedef struct search {
     assay_trial trial;
-    assay_given_results given;
+    assay_candidate_results given;
     const assay_report *plain;
     assay_mutant_list mutants;
-    hypothesis *held;    /* [mutants.count + assay_ignored_setting_count] */
-    assay_mutant fitted; /* the row of any alpha, with the candidate's */
-    int held_count, tried, settings_tried;
+    hypothesis *hypotheses; /* [mutants.count + assay_ignored_setting_count] */
+    assay_mutant fitted;    /* the row of any alpha, with the candidate's */
+    int hypothesis_count, tried, settings_tried;
     const assay_tensor_set *given_too; /* checkpoints that stages begin with; NULL: a whole candidate is explained */
     bool noise;                        /* held are mutants whose errors are as large, not the same */
     double before;                     /* RMS of error / deviation from the golden, over all tensors */
@@ -98,10 +98,10 @@ static bool is_too_large(const assay_plan *plan, const assay_mutant *mutants, in
 
 static void keep(search *s, const assay_mutant *mutant, double residual, double distance)
 {
-    const bool again = s->held_count > 0 && s->held[s->held_count - 1].mutant == mutant;
-    if (again && s->held[s->held_count - 1].distance <= distance) return;
-    s->held_count -= again;
-    s->held[s->held_count++] = (hypothesis){mutant, residual, distance};
+    const bool again = s->hypothesis_count > 0 && s->hypotheses[s->hypothesis_count - 1].mutant == mutant;
+    if (again && s->hypotheses[s->hypothesis_count - 1].distance <= distance) return;
+    s->hypothesis_count -= again;
+    s->hypotheses[s->hypothesis_count++] = (hypothesis){mutant, residual, distance};
 }
 
 /* One way in which the mutant's gradients may be meant; *residual: the least of all so far. */
@@ -138,7 +138,7 @@ static assay_status try_mutant(assay_context *ctx, search *s, const assay_trial 
 static assay_status try_twice(assay_context *ctx, search *s, const assay_mutant *mutant)
 {
     double residual;
-    const int held = s->held_count;
+    const int hypotheses = s->hypothesis_count;
     assay_trial own = s->trial;
     own.scales = true;
     if (mutant->keys[0].how == ASSAY_KEY_ALPHA) {
@@ -149,7 +149,7 @@ static assay_status try_twice(assay_context *ctx, search *s, const assay_mutant 
     MUST(try_mutant(ctx, s, &s->trial, mutant, &residual));
     const bool evaluated = assay_mutant_is_evaluated(mutant) && !assay_mutant_is_lossy(mutant) && !mutant->each_shard;
     const bool near = residual < (residual < NEAR ? 0.9 : NEARER) * s->before;
-    if (!evaluated || s->held_count > held || !near || s->given_too != NULL) return ASSAY_OK;
+    if (!evaluated || s->hypothesis_count > hypotheses || !near || s->given_too != NULL) return ASSAY_OK;
     return try_mutant(ctx, s, &own, mutant, &residual);
 }
 
@@ -182,9 +182,9 @@ static int name_nearest(const search *s, char *text, size_t size)
 {
     size_t length = 0;
     int count = 0;
-    for (; count < s->held_count && count < ASSAY_EXPLAINED_MOST; count++) {
-        const hypothesis *h = &s->held[count];
-        if (h->distance > s->held[0].distance + AS_NEAR * fmin(1.0, s->before)) break;
+    for (; count < s->hypothesis_count && count < ASSAY_EXPLAINED_MOST; count++) {
+        const hypothesis *h = &s->hypotheses[count];
+        if (h->distance > s->hypotheses[0].distance + AS_NEAR * fmin(1.0, s->before)) break;
         char with[24] = "";
         if (h->mutant->keys[0].how == ASSAY_KEY_ALPHA) snprintf(with, sizeof with, " with %.4g", h->mutant->keys[0].by);
         length += (size_t)snprintf(text + length, size - length, "%s%s%s (%.2g)", count == 0 ? "" : " or ",
@@ -198,15 +198,15 @@ static int name_nearest(const search *s, char *text, size_t size)
 static void ask(const search *s, char *text, size_t size)
 {
     size_t length = 0;
-    for (int i = 0; i < s->held_count && length < size; i++) {
-        const hypothesis *h = &s->held[i];
+    for (int i = 0; i < s->hypothesis_count && length < size; i++) {
+        const hypothesis *h = &s->hypotheses[i];
         length += (size_t)snprintf(text + length, size - length, "%s%s make (%.2g times, %s)",
                                    i == 0 ? "; errors are as large as " : ", or as ", h->mutant->makes, h->residual,
                                    h->mutant->name);
     }
-    for (int i = 0; i < s->held_count && length < size; i++) {
+    for (int i = 0; i < s->hypothesis_count && length < size; i++) {
         length += (size_t)snprintf(text + length, size - length, "%s%s", i == 0 ? ": does the kernel " : ", or ",
-                                   s->held[i].mutant->asks);
+                                   s->hypotheses[i].mutant->asks);
     }
     if (length < size) snprintf(text + length, size - length, "?");
 }
@@ -221,17 +221,17 @@ static void say(const search *s, assay_report *report)
         if (s->settings_tried > 0) snprintf(settings, sizeof settings, " and %d ignored settings", s->settings_tried);
         const int length = snprintf(text, size, "no known bug explains it (%d mutants%s tried)", s->tried, settings);
         if (s->noise) ask(s, text + length, size - (size_t)length);
-    } else if (assay_mutant_is_ignored_setting(s->held[0].mutant)) {
+    } else if (assay_mutant_is_ignored_setting(s->hypotheses[0].mutant)) {
         snprintf(text, size, "equals %s: does the kernel ignore the setting?", names);
     } else {
         snprintf(text, size, "equals mutant %s: %s%.200s%s", names,
-                 count > 1 ? "this case does not tell them apart; the first is " : "", s->held[0].mutant->models,
-                 !s->held[0].mutant->always && s->given.count > s->given.given ? ", missing gradients being zeros"
-                                                                               : "");
+                 count > 1 ? "this case does not tell them apart; the first is " : "", s->hypotheses[0].mutant->models,
+                 !s->hypotheses[0].mutant->always && s->given.count > s->given.given ? ", missing gradients being zeros"
+                                                                                     : "");
     }
     for (; !s->noise && report->explained_count < count; report->explained_count++) {
         snprintf(report->explained_by[report->explained_count], ASSAY_EXPLAINED_NAME, "%s",
-                 s->held[report->explained_count].mutant->name);
+                 s->hypotheses[report->explained_count].mutant->name);
     }
 }
 
@@ -239,7 +239,7 @@ static void say(const search *s, assay_report *report)
  * out where one of the former holds. NaN alone says little: a kernel that reads what it should not gives it, too. */
 static assay_status try_all(assay_context *ctx, search *s, bool whole, assay_progress *progress)
 {
-    const bool nothing = !whole && s->held_count > 0 && strcmp(s->held[0].mutant->name, "nan_results") != 0;
+    const bool nothing = !whole && s->hypothesis_count > 0 && strcmp(s->hypotheses[0].mutant->name, "nan_results") != 0;
     const assay_plan *plan = s->trial.plan;
     for (int i = 0; i < assay_mutant_count; i++) {
         const assay_mutant *mutant = &assay_mutants[i];
@@ -254,7 +254,7 @@ static assay_status try_all(assay_context *ctx, search *s, bool whole, assay_pro
 static assay_status try_steps(assay_context *ctx, search *s)
 {
     const int count = s->mutants.count - assay_mutant_count;
-    if (s->held_count > 0 || exceeds(s->trial.plan, count, count)) return ASSAY_OK;
+    if (s->hypothesis_count > 0 || exceeds(s->trial.plan, count, count)) return ASSAY_OK;
     for (int i = assay_mutant_count; i < s->mutants.count; i++) MUST(try_twice(ctx, s, s->mutants.items[i]));
     return ASSAY_OK;
 }
@@ -263,7 +263,8 @@ static assay_status try_steps(assay_context *ctx, search *s)
 static assay_status try_settings(assay_context *ctx, search *s)
 {
     const assay_plan *plan = s->trial.plan;
-    if (s->held_count > 0 || is_too_large(plan, assay_ignored_settings, assay_ignored_setting_count)) return ASSAY_OK;
+    if (s->hypothesis_count > 0 || is_too_large(plan, assay_ignored_settings, assay_ignored_setting_count))
+        return ASSAY_OK;
     for (int i = 0; i < assay_ignored_setting_count; i++) {
         if (assay_mutant_is_for(&assay_ignored_settings[i], plan)) MUST(try_twice(ctx, s, &assay_ignored_settings[i]));
     }
@@ -282,12 +283,12 @@ static assay_status search_all(assay_context *ctx, search *s, bool quiet)
     TRY(try_settings(ctx, s));
     /* that errors are as large says less than that they are the same: other bugs may make such; and where a recipe
      * quantises, errors of any origin are steps of its codes */
-    const bool unexplained = s->held_count == 0 && plan->c->config.quant_recipe.text[0] == '\0';
+    const bool unexplained = s->hypothesis_count == 0 && plan->c->config.quant_recipe.text[0] == '\0';
     for (int i = 0; unexplained && i < assay_mutant_count; i++) {
         const assay_mutant *mutant = &assay_mutants[i];
         if (mutant->degrade != NULL && assay_mutant_is_for(mutant, plan)) TRY(try_noise(ctx, s, mutant));
     }
-    qsort(s->held, (size_t)s->held_count, sizeof *s->held, by_distance);
+    qsort(s->hypotheses, (size_t)s->hypothesis_count, sizeof *s->hypotheses, by_distance);
 cleanup:
     assay_progress_end(&progress);
     return status;
@@ -295,9 +296,9 @@ cleanup:
 
 static void close_search(search *s, assay_tensor_set *results)
 {
-    free(s->held);
+    free(s->hypotheses);
     assay_mutant_list_free(&s->mutants);
-    assay_given_results_free(&s->given);
+    assay_candidate_results_free(&s->given);
     assay_tensor_set_free(results);
 }
 
@@ -323,9 +324,10 @@ static assay_status open_search(assay_context *ctx, search *s, assay_golden *gol
     MUST(assay_golden_load(ctx, results, plan, golden->reader));
     if (s->given_too != NULL) MUST(add_given(ctx, s->given_too, results));
     s->trial = (assay_trial){.plan = plan, .golden = results, .profile = profile, .false_alarm = s->plain->false_alarm};
-    MUST(assay_given_results_load(ctx, results, candidate, &s->given));
+    MUST(assay_candidate_results_load(ctx, results, candidate, &s->given));
     MUST(assay_mutants_explaining(ctx, plan, &s->mutants));
-    MUST(assay_alloc(ctx, "hypotheses", s->mutants.count + assay_ignored_setting_count, sizeof *s->held, &s->held));
+    MUST(assay_alloc(ctx, "hypotheses", s->mutants.count + assay_ignored_setting_count, sizeof *s->hypotheses,
+                     &s->hypotheses));
     return ASSAY_OK;
 }
 
@@ -373,7 +375,7 @@ assay_status assay_explains(assay_context *ctx, assay_golden *golden, assay_fixt
         goto cleanup;
     TRY(open_search(ctx, &s, golden, candidate, profile, &results));
     TRY(try_twice(ctx, &s, mutant));
-    *holds = s.held_count > 0;
+    *holds = s.hypothesis_count > 0;
 cleanup:
     ctx->threads = threads;
     close_search(&s, &results);

@@ -11,7 +11,7 @@ enum { STEPS = 12 };
 
 /* How far the candidate has come from the one results to the other, 0 to 1 or beyond, by least squares of error /
  * deviation; where there are none, 0. */
-static double part_of_way(const assay_trial *t, const assay_given_results *given, const assay_tensor_set *from,
+static double part_of_way(const assay_trial *t, const assay_candidate_results *given, const assay_tensor_set *from,
                           const assay_tensor_set *to)
 {
     double product = 0.0, square = 0.0;
@@ -32,7 +32,7 @@ static double part_of_way(const assay_trial *t, const assay_given_results *given
     return square > 0.0 ? product / square : 0.0;
 }
 
-assay_status assay_mutant_fit(assay_context *ctx, const assay_trial *t, const assay_given_results *given,
+assay_status assay_mutant_fit(assay_context *ctx, const assay_trial *t, const assay_candidate_results *given,
                               assay_mutant *mutant)
 {
     assay_status status;

@@ -19,7 +19,7 @@ void assay_nan_to_infinity(int64_t count, double *values)
 }
 
 static assay_status load_tensor(assay_context *ctx, assay_fixture_reader *candidate, const assay_tensor_spec *spec,
-                                assay_given_results *given)
+                                assay_candidate_results *given)
 {
     const int64_t count = assay_shape_count(&spec->shape);
     assay_memory_tensor *to = &given->tensors[given->count++];
@@ -40,7 +40,7 @@ static assay_status load_tensor(assay_context *ctx, assay_fixture_reader *candid
 }
 
 /* A gradient that is never given: frameworks have none where nothing flows back. */
-static assay_status add_zeros(assay_context *ctx, const assay_tensor_spec *spec, assay_given_results *given)
+static assay_status add_zeros(assay_context *ctx, const assay_tensor_spec *spec, assay_candidate_results *given)
 {
     double *zeros = NULL;
     const assay_status status = assay_alloc_zeros(ctx, spec->path, assay_shape_count(&spec->shape), &zeros);
@@ -48,14 +48,14 @@ static assay_status add_zeros(assay_context *ctx, const assay_tensor_spec *spec,
     return status;
 }
 
-assay_status assay_given_results_load(assay_context *ctx, const assay_tensor_set *golden,
-                                      assay_fixture_reader *candidate, assay_given_results *given)
+assay_status assay_candidate_results_load(assay_context *ctx, const assay_tensor_set *golden,
+                                          assay_fixture_reader *candidate, assay_candidate_results *given)
 {
     bool backward = false;
     MUST(assay_alloc(ctx, "list of tensors", golden->count, sizeof *given->tensors, &given->tensors));
     for (int i = 0; i < golden->count; i++) {
         const assay_tensor_spec *spec = &golden->items[i].spec, *found = assay_fixture_find(candidate, spec->path);
-        if (found == NULL || assay_role_is_given(spec->role) || spec->role == ASSAY_ROLE_ERROR_SCALE) continue;
+        if (found == NULL || assay_role_is_input(spec->role) || spec->role == ASSAY_ROLE_ERROR_SCALE) continue;
         MUST(load_tensor(ctx, candidate, found, given));
         backward |= spec->role == ASSAY_ROLE_GRADIENT;
     }
@@ -68,18 +68,18 @@ assay_status assay_given_results_load(assay_context *ctx, const assay_tensor_set
     return ASSAY_OK;
 }
 
-void assay_given_results_free(assay_given_results *given)
+void assay_candidate_results_free(assay_candidate_results *given)
 {
     for (int i = 0; i < given->count; i++) {
         free((void *)given->tensors[i].numbers);
         free((void *)given->tensors[i].integers);
     }
     free(given->tensors);
-    *given = (assay_given_results){0};
+    *given = (assay_candidate_results){0};
 }
 
 /* Of optional results, and of gradients that are not given, those that the mutant has too. */
-static assay_status candidate_reader(assay_context *ctx, const assay_given_results *given,
+static assay_status candidate_reader(assay_context *ctx, const assay_candidate_results *given,
                                      const assay_tensor_set *results, assay_fixture_reader **reader)
 {
     OWNED assay_memory_tensor *tensors = NULL;
@@ -95,14 +95,14 @@ static assay_status candidate_reader(assay_context *ctx, const assay_given_resul
 }
 
 assay_status assay_expected_compare(assay_context *ctx, const assay_trial *t, const assay_tensor_set *expected,
-                                    const assay_given_results *given, assay_report *report)
+                                    const assay_candidate_results *given, assay_report *report)
 {
     assay_status status;
     assay_fixture_reader *golden = NULL, *candidate = NULL;
     assay_written_codes codes = {0};
     TRY(assay_trial_reader(ctx, expected, "golden", NULL, &golden));
     TRY(candidate_reader(ctx, given, expected, &candidate));
-    TRY(assay_written_codes_take(ctx, t->plan, t->profile, t->false_alarm, false, golden, candidate, &codes));
+    TRY(assay_written_codes_adopt(ctx, t->plan, t->profile, t->false_alarm, false, golden, candidate, &codes));
     TRY(assay_compare_undiagnosed(ctx, golden, candidate, t->profile, t->false_alarm, assay_plan_order(t->plan),
                                   report));
 cleanup:

@@ -26,7 +26,7 @@ bool assay_only_statistics_fail(const assay_report *plain)
 static bool is_result(const assay_tensor *tensor)
 {
     const assay_tensor_role role = tensor->spec.role;
-    return !assay_role_is_given(role) && role != ASSAY_ROLE_ERROR_SCALE && role != ASSAY_ROLE_NULL &&
+    return !assay_role_is_input(role) && role != ASSAY_ROLE_ERROR_SCALE && role != ASSAY_ROLE_NULL &&
            role != ASSAY_ROLE_DIRECTION;
 }
 
@@ -86,7 +86,7 @@ static bool only_zeros_are_missing(const assay_report *plain, const assay_report
 
 /* The golden with the mutant's deviations: larger ones alone would explain much. */
 static assay_status is_nearer(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                              const assay_given_results *given, const assay_report *plain,
+                              const assay_candidate_results *given, const assay_report *plain,
                               const assay_tensor_set *expected, const assay_report *report, bool *nearer)
 {
     OWNED_BY(assay_tensor_set_free) assay_tensor_set golden = {0};
@@ -142,7 +142,7 @@ static bool explains_each(const assay_report *plain, const assay_report *found)
 /* What fails by statistics alone is as near to the golden as the mutant is, so that the golden's deviations and null
  * distributions are the mutant's too: with these every such statistic must be right, and not just so, and errors smaller. */
 static assay_status explains_statistics(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                                        const assay_given_results *given, const assay_report *plain,
+                                        const assay_candidate_results *given, const assay_report *plain,
                                         const assay_tensor_set *expected, const assay_report *report, bool *explains)
 {
     OWNED_BY(assay_tensor_set_free) assay_tensor_set mutated = {0};
@@ -155,7 +155,7 @@ static assay_status explains_statistics(assay_context *ctx, const assay_trial *t
 }
 
 assay_status assay_beats_golden(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                                const assay_given_results *given, const assay_report *plain,
+                                const assay_candidate_results *given, const assay_report *plain,
                                 const assay_tensor_set *expected, const assay_report *report, bool *beats)
 {
     *beats = true;

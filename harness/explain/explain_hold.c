@@ -12,7 +12,7 @@
 #define EXPLAINED 2.0
 
 /* Whether all numbers of the candidate's tensor are of that type. */
-static bool lies_on_grid(const assay_given_results *given, const char *path, assay_dtype type)
+static bool lies_on_grid(const assay_candidate_results *given, const char *path, assay_dtype type)
 {
     for (int i = 0; i < given->count; i++) {
         const assay_memory_tensor *tensor = &given->tensors[i];
@@ -27,7 +27,7 @@ static bool lies_on_grid(const assay_given_results *given, const char *path, ass
 }
 
 /* Of a mutant that may be in some tensors alone, each tensor is the mutant's or the golden's, and none is left out. */
-static bool conclude(const assay_trial *t, const assay_mutant *mutant, const assay_given_results *given,
+static bool conclude(const assay_trial *t, const assay_mutant *mutant, const assay_candidate_results *given,
                      const assay_report *plain, const assay_report *report, double *residual)
 {
     double squares = 0.0, elements = 0.0;
@@ -49,7 +49,7 @@ static bool conclude(const assay_trial *t, const assay_mutant *mutant, const ass
 }
 
 assay_status assay_hypothesis_hold(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                                   const assay_given_results *given, const assay_report *plain,
+                                   const assay_candidate_results *given, const assay_report *plain,
                                    assay_tensor_set *results, bool *holds, double *residual)
 {
     OWNED_BY(assay_report_free) assay_report report = {0};
@@ -58,7 +58,7 @@ assay_status assay_hypothesis_hold(assay_context *ctx, const assay_trial *t, con
     if (assay_mutant_changes_steps(mutant)) assay_drop_null(results);
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *tensor = &results->items[i];
-        const bool result = !assay_role_is_given(tensor->spec.role) && tensor->spec.role != ASSAY_ROLE_ERROR_SCALE;
+        const bool result = !assay_role_is_input(tensor->spec.role) && tensor->spec.role != ASSAY_ROLE_ERROR_SCALE;
         if (result && tensor->values != NULL) assay_nan_to_infinity(tensor->count, tensor->values);
     }
     MUST(assay_expected_compare(ctx, t, results, given, &report));

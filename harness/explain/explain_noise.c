@@ -116,7 +116,7 @@ static bool is_as_large(const assay_trial *t, const assay_tensor_set *expected, 
 }
 
 assay_status assay_noise_hold(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                              const assay_given_results *given, bool *holds, double *ratio)
+                              const assay_candidate_results *given, bool *holds, double *ratio)
 {
     bool applies = false;
     OWNED_BY(assay_tensor_set_free) assay_tensor_set expected = {0};

@@ -332,7 +332,7 @@ static assay_status take_bare(assay_context *ctx, maker *m)
     const assay_source all = assay_tensor_set_source(m->golden);
     for (int i = 0; i < m->golden->count; i++) {
         const assay_tensor_spec *spec = &m->golden->items[i].spec;
-        const bool wanted = assay_role_is_given(spec->role) || assay_role_is_result(spec->role);
+        const bool wanted = assay_role_is_input(spec->role) || assay_role_is_result(spec->role);
         if (wanted && assay_tensor_is_complete(&m->golden->items[i]))
             MUST(assay_tensor_set_read(ctx, &m->bare, spec, &all));
     }

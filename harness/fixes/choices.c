@@ -188,8 +188,8 @@ static assay_status find_used(assay_context *ctx, const assay_plan *plan, const 
     return plan->operation->used_rows(ctx, plan->c, entry, in, &c->used);
 }
 
-assay_status assay_choices_take(assay_context *ctx, assay_choices *c, const assay_plan *evaluated,
-                                const assay_source *in, bool others, assay_tensor_set *given)
+assay_status assay_choices_adopt(assay_context *ctx, assay_choices *c, const assay_plan *evaluated,
+                                 const assay_source *in, bool others, assay_tensor_set *given)
 {
     if (c->count == 0) return ASSAY_OK;
     for (int i = 0; i < c->count; i++) MUST(config_of(ctx, evaluated->c, &c->routers[i]));

@@ -42,8 +42,8 @@ void assay_choices_count(assay_choices *c);
 
 /* Puts the candidate's choices into what the case is evaluated with; where what it gives is none, the golden's, and with
  * `others` also where it gives nothing. Refuses golden ones that are none of the case. */
-assay_status assay_choices_take(assay_context *ctx, assay_choices *c, const assay_plan *evaluated,
-                                const assay_source *in, bool others, assay_tensor_set *given);
+assay_status assay_choices_adopt(assay_context *ctx, assay_choices *c, const assay_plan *evaluated,
+                                 const assay_source *in, bool others, assay_tensor_set *given);
 
 /* Judges those that were taken, by what experts are chosen by given all of them, and by its errors at the plan's one
  * profile (an ensemble of emulated runs). `in` has them and the case's inputs; the choices of other routers come to `given`. */

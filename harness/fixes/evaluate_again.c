@@ -15,7 +15,7 @@ static assay_status evaluate_in_memory(assay_context *ctx, assay_fixture_reader 
 {
     assay_status status;
     assay_plan plan = {0}; /* filters come with the results */
-    const assay_source given = assay_golden_given(golden);
+    const assay_source given = assay_golden_inputs(golden);
     TRY(assay_plan_without_directions(ctx, &again->plan, &plan));
     TRY(assay_plan_tensors(ctx, &again->tensors, &plan, &given));
     TRY(assay_golden_in_memory(ctx, &plan, in, quiet, &again->tensors, &again->reader));

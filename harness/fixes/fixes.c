@@ -83,13 +83,13 @@ static assay_status evaluate_given(assay_context *ctx, fixes *f)
     assay_status status;
     const bool differ = assay_choices_differ(&f->choices);
     const bool judges = f->staged ? f->choices.count > 0 && assay_choices_all_given(&f->choices) : differ;
-    assay_overlay fixed = {assay_tensor_set_source(&f->given), assay_golden_given(f->golden->reader)};
+    assay_overlay fixed = {assay_tensor_set_source(&f->given), assay_golden_inputs(f->golden->reader)};
     const assay_source given = assay_overlay_source(&fixed);
     assay_overlay coded = {assay_tensor_set_source(&f->codes.staged), given};
     const assay_source in = assay_overlay_source(&coded);
     const assay_arithmetic *own = ctx->arithmetic;
     ctx->arithmetic = f->engine;
-    TRY(assay_choices_take(ctx, &f->choices, &f->again.plan, &given, !judges, &f->given));
+    TRY(assay_choices_adopt(ctx, &f->choices, &f->again.plan, &given, !judges, &f->given));
     if (judges) TRY(judge_choices(ctx, f, &given));
     if (f->choices.summary.wrong > 0 && !f->staged) {
         assay_hidden_codes_free(&f->codes);
@@ -142,8 +142,8 @@ static assay_status compare_written(assay_context *ctx, const fixes *f, const as
                                     assay_fixture_reader *held, assay_fixture_reader *candidate, assay_report *report)
 {
     OWNED_BY(assay_written_codes_free) assay_written_codes codes = {0};
-    MUST(
-        assay_written_codes_take(ctx, plan, f->profile, f->share * f->false_alarm, f->staged, held, candidate, &codes));
+    MUST(assay_written_codes_adopt(ctx, plan, f->profile, f->share * f->false_alarm, f->staged, held, candidate,
+                                   &codes));
     const double share = f->share - (codes.codes > 0 ? ASSAY_CODES_SHARE : 0);
     MUST(assay_compare(ctx, held, candidate, f->profile, share * f->false_alarm, assay_plan_order(plan), report));
     note_written(&codes, report);
@@ -155,7 +155,7 @@ static assay_status compare_on_kinks(assay_context *ctx, const fixes *f, const a
                                      assay_fixture_reader *held, assay_fixture_reader *candidate, assay_report *report)
 {
     OWNED_BY(assay_kinks_free) assay_kinks kinks = {0};
-    assay_overlay fixed = {assay_tensor_set_source(&f->given), assay_golden_given(f->golden->reader)};
+    assay_overlay fixed = {assay_tensor_set_source(&f->given), assay_golden_inputs(f->golden->reader)};
     const assay_source given = assay_overlay_source(&fixed);
     assay_overlay coded = {assay_tensor_set_source(&f->codes.staged), given};
     const assay_source in = assay_overlay_source(&coded);
@@ -165,7 +165,7 @@ static assay_status compare_on_kinks(assay_context *ctx, const fixes *f, const a
         wrong |= r->verdict == ASSAY_FAIL && r->spec.role == ASSAY_ROLE_GRADIENT;
     }
     if (!wrong || !assay_has_kinks(plan)) return ASSAY_OK;
-    MUST(assay_kinks_take(ctx, plan, f->profile, f->share * f->false_alarm, &in, held, candidate, &kinks));
+    MUST(assay_kinks_adopt(ctx, plan, f->profile, f->share * f->false_alarm, &in, held, candidate, &kinks));
     if (kinks.count > 0) {
         assay_report_free(report);
         MUST(compare_written(ctx, f, plan, held, candidate, report));
@@ -233,7 +233,7 @@ assay_status assay_compare_fixed(assay_context *ctx, assay_golden *golden, assay
     ctx->message[0] = '\0';
     TRY(assay_candidate_put_as_golden(ctx, plan, golden->reader, candidate));
     TRY(assay_choices_read(ctx, golden->reader, assay_plan_order(plan), candidate, &f.choices));
-    TRY(assay_hidden_codes_take(ctx, plan, candidate, &f.codes));
+    TRY(assay_hidden_codes_adopt(ctx, plan, candidate, &f.codes));
     const bool differ = assay_choices_differ(&f.choices);
     if (!differ) assay_choices_count(&f.choices);
     if (!differ) TRY(assay_candidate_take_rows(ctx, plan, golden->reader, candidate, &f.orders, &f.given));
@@ -275,10 +275,10 @@ assay_status assay_compare_stages(assay_context *ctx, assay_golden *golden, assa
     *report = (assay_report){0};
     TRY(assay_stages_check(ctx, golden->c));
     TRY(plan_again(ctx, &f));
-    TRY(assay_stages_take(ctx, plan, profile, candidate, &f.given, &taken));
+    TRY(assay_stages_adopt(ctx, plan, profile, candidate, &f.given, &taken));
     if (taken == 0) goto cleanup;
     TRY(assay_choices_read(ctx, golden->reader, assay_plan_order(plan), candidate, &f.choices));
-    TRY(assay_hidden_codes_take(ctx, plan, candidate, &f.codes));
+    TRY(assay_hidden_codes_adopt(ctx, plan, candidate, &f.codes));
     status = evaluate_given(ctx, &f);
     if (status == ASSAY_BAD_INPUT) {
         report->verdict = ASSAY_FAIL;

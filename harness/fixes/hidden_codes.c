@@ -120,8 +120,8 @@ static assay_status put_numbers(assay_context *ctx, const assay_plan *plan, cons
     return ASSAY_OK;
 }
 
-assay_status assay_hidden_codes_take(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *candidate,
-                                     assay_hidden_codes *codes)
+assay_status assay_hidden_codes_adopt(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *candidate,
+                                      assay_hidden_codes *codes)
 {
     assay_hidden hidden[ASSAY_MOST_HIDDEN];
     const int count = assay_hidden_list(&plan->list, hidden);

@@ -17,8 +17,8 @@ typedef struct assay_hidden_codes {
 /* The candidate's codes and scales, which become numbers in `candidate` as well: they may be such, bits, or two codes of e2m1
  * a byte. What cannot be read so is left for the comparer's words. Codes without scales, or scales without codes, are
  * wrong. */
-assay_status assay_hidden_codes_take(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *candidate,
-                                     assay_hidden_codes *codes);
+assay_status assay_hidden_codes_adopt(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *candidate,
+                                      assay_hidden_codes *codes);
 
 /* Each block's scale must be one that the recipe gives for some h within what errors allow at the plan's one precision, and
  * each code one that the recipe gives for some h by the candidate's own scale. `in`: the case's inputs, with the choice of

@@ -95,9 +95,9 @@ static assay_status take_tensor(assay_context *ctx, const assay_profile *profile
     return assay_fixture_replace(ctx, candidate, path, taken, NULL);
 }
 
-assay_status assay_kinks_take(assay_context *ctx, const assay_plan *plan, const assay_profile *profile,
-                              double false_alarm, const assay_source *in, assay_fixture_reader *golden,
-                              assay_fixture_reader *candidate, assay_kinks *kinks)
+assay_status assay_kinks_adopt(assay_context *ctx, const assay_plan *plan, const assay_profile *profile,
+                               double false_alarm, const assay_source *in, assay_fixture_reader *golden,
+                               assay_fixture_reader *candidate, assay_kinks *kinks)
 {
     OWNED_BY(assay_tensor_set_free) assay_tensor_set low = {0}, high = {0};
     int64_t elements = 0;

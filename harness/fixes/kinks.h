@@ -16,9 +16,9 @@ bool assay_has_kinks(const assay_plan *plan);
 
 /* Backward is run twice from `in`, with the least and with the largest slope on all kinks. Elements of the candidate's gradients that lie
  * between what these and the golden have, within errors of a correct kernel, become the golden's. */
-assay_status assay_kinks_take(assay_context *ctx, const assay_plan *plan, const assay_profile *profile,
-                              double false_alarm, const assay_source *in, assay_fixture_reader *golden,
-                              assay_fixture_reader *candidate, assay_kinks *kinks);
+assay_status assay_kinks_adopt(assay_context *ctx, const assay_plan *plan, const assay_profile *profile,
+                               double false_alarm, const assay_source *in, assay_fixture_reader *golden,
+                               assay_fixture_reader *candidate, assay_kinks *kinks);
 /* They are the candidate's again. */
 assay_status assay_kinks_put_back(assay_context *ctx, assay_fixture_reader *candidate, const assay_kinks *kinks);
 void assay_kinks_note(const assay_kinks *kinks, assay_report *report);

@@ -51,8 +51,8 @@ static bool ends_stage(const assay_tensor_spec *spec)
 }
 
 /* Tensors that stay without elements are not in the set's source. */
-assay_status assay_stages_take(assay_context *ctx, const assay_plan *plan, const assay_profile *profile,
-                               assay_fixture_reader *candidate, assay_tensor_set *given, int *taken)
+assay_status assay_stages_adopt(assay_context *ctx, const assay_plan *plan, const assay_profile *profile,
+                                assay_fixture_reader *candidate, assay_tensor_set *given, int *taken)
 {
     *taken = 0;
     for (int i = 0; i < plan->spec_count; i++) {

@@ -266,7 +266,7 @@ assay_status assay_attempt_make(assay_context *ctx, assay_tried *tried, assay_ca
     *a = (assay_attempt){.end = ASSAY_ATTEMPT_PASS};
     status = prepare(ctx, tried, c, most_elements, a);
     if (status != ASSAY_OK) goto refused;
-    const assay_source in = assay_given_source(&a->tensors);
+    const assay_source in = assay_input_source(&a->tensors);
     const bool shared = assay_backend_is_shared_object(tried->spec);
     status = shared ? call_shared_object(ctx, tried, &in, a) : run_command(ctx, tried, a);
     if (status != ASSAY_OK) goto refused;

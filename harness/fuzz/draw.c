@@ -361,7 +361,7 @@ static bool pick_input(dice *d, const assay_tensor_list *list, const assay_draw_
         weights[rows] = whole ? 1.0 : 0.0;
         for (int i = 0; i < list->count; i++) {
             const assay_tensor_spec *spec = &list->entries[i].spec;
-            if (assay_role_is_given(spec->role) && spec->type != ASSAY_INT32 &&
+            if (assay_role_is_input(spec->role) && spec->type != ASSAY_INT32 &&
                 fnmatch(assay_draw_fills[rows].path, strchr(spec->path, '/') + 1, 0) == 0)
                 weights[rows] = assay_draw_fills[rows].weight;
         }
@@ -371,7 +371,7 @@ static bool pick_input(dice *d, const assay_tensor_list *list, const assay_draw_
     if (strpbrk(*path, "*") == NULL) return true;
     for (int i = 0; i < list->count; i++) {
         const assay_tensor_spec *spec = &list->entries[i].spec;
-        if (!assay_role_is_given(spec->role) || spec->type == ASSAY_INT32 ||
+        if (!assay_role_is_input(spec->role) || spec->type == ASSAY_INT32 ||
             fnmatch((*fill)->path, strchr(spec->path, '/') + 1, 0) != 0)
             continue;
         if (pick(d, ++given) == 0) *path = spec->path;

@@ -127,7 +127,7 @@ static assay_status write_attributes(assay_context *ctx, assay_fixture_writer *w
 static bool has_recipe(const assay_plan *plan, const assay_source *source, const assay_tensor_spec *spec,
                        assay_random_recipe *recipe)
 {
-    return plan->recipe && assay_role_is_given(spec->role) && source->recipe != NULL &&
+    return plan->recipe && assay_role_is_input(spec->role) && source->recipe != NULL &&
            source->recipe(source->self, spec->path, recipe);
 }
 
@@ -135,7 +135,7 @@ static bool has_recipe(const assay_plan *plan, const assay_source *source, const
 static bool is_in_file(const assay_plan *plan, const assay_source *source, const assay_tensor_spec *spec, bool golden)
 {
     assay_random_recipe recipe;
-    if (!golden) return assay_role_is_given(spec->role);
+    if (!golden) return assay_role_is_input(spec->role);
     return !assay_is_drawn(plan->c, spec) || has_recipe(plan, source, spec, &recipe);
 }
 
@@ -173,12 +173,12 @@ static assay_status begin(assay_context *ctx, file_sink *sink, const assay_sourc
 }
 
 /* Once every attribute is set: some containers are planned whole. */
-static assay_status write_all_given(assay_context *ctx, file_sink *sink, const assay_source *source, bool golden)
+static assay_status write_all_inputs(assay_context *ctx, file_sink *sink, const assay_source *source, bool golden)
 {
     const assay_sink out = sink_of(sink);
     for (int i = 0; i < sink->plan->spec_count; i++) {
         const assay_tensor_spec *spec = &sink->plan->specs[i];
-        if (!assay_role_is_given(spec->role) || !is_in_file(sink->plan, source, spec, golden)) continue;
+        if (!assay_role_is_input(spec->role) || !is_in_file(sink->plan, source, spec, golden)) continue;
         MUST(copy_tensor(ctx, source, spec, &out));
     }
     return ASSAY_OK;
@@ -250,7 +250,7 @@ static assay_status write_golden(assay_context *ctx, const assay_plan *plan, con
     assay_progress_start(&sink.progress, quiet, plan->c->name, plan->elements);
     const assay_sink out = sink_of(&sink);
     TRY(begin_golden(ctx, &sink, source, path));
-    TRY(write_all_given(ctx, &sink, source, true));
+    TRY(write_all_inputs(ctx, &sink, source, true));
     TRY(results != NULL ? assay_golden_give_results(ctx, plan, results, &out)
                         : assay_evaluate_as_planned(ctx, plan, source, &out, quiet));
 cleanup:
@@ -265,7 +265,7 @@ assay_status assay_golden_give_results(assay_context *ctx, const assay_plan *pla
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *tensor = &results->items[i];
         const char *path = tensor->spec.path;
-        if (assay_role_is_given(tensor->spec.role) || !assay_tensor_is_complete(tensor)) continue;
+        if (assay_role_is_input(tensor->spec.role) || !assay_tensor_is_complete(tensor)) continue;
         MUST(tensor->indices != NULL ? out->write_i32(ctx, out->self, path, tensor->count, tensor->indices)
                                      : out->write(ctx, out->self, path, tensor->count, tensor->values));
     }
@@ -279,7 +279,7 @@ assay_status assay_golden_results(assay_context *ctx, const assay_plan *plan, co
     MUST(assay_plan_tensors(ctx, results, plan, source));
     for (int i = 0; i < results->count; i++) {
         assay_tensor *tensor = &results->items[i];
-        if (!assay_role_is_given(tensor->spec.role)) tensor->written = 0; /* a choice that the source gives */
+        if (!assay_role_is_input(tensor->spec.role)) tensor->written = 0; /* a choice that the source gives */
     }
     return assay_golden_evaluate(ctx, plan, source, quiet, results);
 }
@@ -291,7 +291,7 @@ static assay_status write_from_memory(assay_context *ctx, const assay_plan *plan
     assay_status status;
     assay_plan filtered = {0};
     assay_tensor_set results = {0};
-    assay_overlay both = {assay_given_source(&results), *source};
+    assay_overlay both = {assay_input_source(&results), *source};
     const assay_source given = plan->recipe ? *source : assay_overlay_source(&both); /* a set has no recipes */
     TRY(assay_plan_without_directions(ctx, plan, &filtered));
     TRY(assay_golden_results(ctx, &filtered, source, quiet, &results));
@@ -349,7 +349,7 @@ assay_status assay_request_write_from(assay_context *ctx, const assay_plan *plan
     TRY(assay_require_disk(ctx, path, stored_bytes(plan, source, false)));
     TRY(begin(ctx, &sink, source, path, "request", false));
     TRY(assay_fixture_set_texts(ctx, sink.writer, "expects", count, expects));
-    TRY(write_all_given(ctx, &sink, source, false));
+    TRY(write_all_inputs(ctx, &sink, source, false));
 cleanup:
     status = close_sink(ctx, &sink, status);
     free(expects);

@@ -14,7 +14,7 @@ assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan,
 /* Writes what a backend may see: inputs, weights, cotangents, and the names of what it is to give. */
 assay_status assay_request_write(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,
                                  bool quiet);
-/* The same from any source: assay_golden_given of a golden. */
+/* The same from any source: assay_golden_inputs of a golden. */
 assay_status assay_request_write_from(assay_context *ctx, const assay_plan *plan, const char *path,
                                       const assay_source *source, bool quiet);
 

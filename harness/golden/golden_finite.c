@@ -16,7 +16,7 @@ static double lawful_infinity(const assay_case *c, const assay_tensor_spec *spec
 
 static bool must_be_finite(assay_tensor_role role)
 {
-    return !assay_role_is_given(role) && role != ASSAY_ROLE_CERTIFICATE && role != ASSAY_ROLE_DISCRIMINATION;
+    return !assay_role_is_input(role) && role != ASSAY_ROLE_CERTIFICATE && role != ASSAY_ROLE_DISCRIMINATION;
 }
 
 assay_status assay_golden_require_finite(assay_context *ctx, const assay_case *c, const assay_tensor_spec *spec,

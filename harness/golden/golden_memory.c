@@ -13,7 +13,7 @@
 static bool is_computed(void *self, const char *path)
 {
     const assay_tensor *tensor = assay_tensor_set_find(self, path);
-    return tensor != NULL && !assay_role_is_given(tensor->spec.role);
+    return tensor != NULL && !assay_role_is_input(tensor->spec.role);
 }
 
 assay_status assay_golden_evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *source, bool quiet,
@@ -78,7 +78,7 @@ cleanup:
 assay_status assay_golden_of_memory(assay_context *ctx, const assay_plan *plan, assay_tensor_set *tensors,
                                     assay_golden *golden)
 {
-    const assay_source in = assay_given_source(tensors);
+    const assay_source in = assay_input_source(tensors);
     *golden = (assay_golden){0};
     MUST(assay_golden_in_memory(ctx, plan, &in, true, tensors, &golden->reader));
     return assay_golden_read(ctx, golden->reader, plan->c->name, golden);

@@ -111,7 +111,7 @@ assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, 
                                     bool quiet)
 {
     assay_status status;
-    const assay_source source = assay_golden_given(golden);
+    const assay_source source = assay_golden_inputs(golden);
     const char *model = assay_fixture_text(golden, "error_model");
     checking_sink sink = {
         .plan = plan, .golden = golden, .other_model = model == NULL || strcmp(model, ASSAY_ERROR_MODEL) != 0};
@@ -128,7 +128,7 @@ assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, 
     TRY(evaluate(ctx, plan, &source, &out, quiet));
     for (int i = 0; i < plan->spec_count; i++) {
         const bool complete =
-            assay_role_is_given(plan->specs[i].role) || sink.written[i] == assay_shape_count(&plan->specs[i].shape);
+            assay_role_is_input(plan->specs[i].role) || sink.written[i] == assay_shape_count(&plan->specs[i].shape);
         if (!complete) {
             status = assay_fail(ctx, ASSAY_INTERNAL, "%s was not recomputed in full", plan->specs[i].path);
             goto cleanup;

@@ -126,7 +126,7 @@ assay_status assay_host_make(assay_context *ctx, const assay_plan *plan, const a
     MUST(fill_settings(&m, plan->c));
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i], *asked = assay_plan_asked(plan, i);
-        if (assay_role_is_given(spec->role)) MUST(load_tensor(&m, in, spec));
+        if (assay_role_is_input(spec->role)) MUST(load_tensor(&m, in, spec));
         if (asked != NULL) MUST(add_result(&m, asked));
     }
     return ASSAY_OK;

@@ -37,7 +37,7 @@ static bool read_bits(const assay_mutation *m)
     bool changed = false;
     for (int i = 0; i < m->tensors->count; i++) {
         const assay_tensor *tensor = &m->tensors->items[i];
-        if (!assay_role_is_given(tensor->spec.role) || !is_code(tensor->spec.type) || tensor->values == NULL) continue;
+        if (!assay_role_is_input(tensor->spec.role) || !is_code(tensor->spec.type) || tensor->values == NULL) continue;
         for (int64_t k = 0; k < tensor->count; k++) {
             uint8_t bits = 0;
             assay_dtype_encode(tensor->spec.type, 1, &tensor->values[k], &bits);

@@ -57,7 +57,7 @@ void assay_candidate_round(const assay_tensor_set *candidate, const assay_profil
     for (int i = 0; i < candidate->count; i++) {
         const assay_tensor *tensor = &candidate->items[i];
         const assay_tensor_role role = tensor->spec.role;
-        if (tensor->values == NULL || assay_role_is_given(role) || role == ASSAY_ROLE_ERROR_SCALE) continue;
+        if (tensor->values == NULL || assay_role_is_input(role) || role == ASSAY_ROLE_ERROR_SCALE) continue;
         const assay_dtype type = assay_candidate_type(profile, &tensor->spec);
         assay_dtype_round_many(type, tensor->count, tensor->values, tensor->values);
     }

@@ -19,7 +19,7 @@ static bool take_results(const assay_mutant *mutant, const assay_tensor_set *fro
         if (!assay_mutant_takes(mutant, path)) continue;
         const assay_tensor *found = assay_tensor_set_find(from, path);
         const assay_tensor_role role = wanted->spec.role;
-        if (assay_role_is_given(role) || (role == ASSAY_ROLE_ERROR_SCALE && found == NULL)) continue;
+        if (assay_role_is_input(role) || (role == ASSAY_ROLE_ERROR_SCALE && found == NULL)) continue;
         const bool required = assay_role_is_required(role);
         const bool fits = found != NULL && assay_shape_equal(&found->spec.shape, &wanted->spec.shape) &&
                           assay_tensor_is_complete(found);
@@ -55,7 +55,7 @@ static void take_shard(const assay_tensor_set *from, int64_t shard, int64_t shar
 static bool has_choice_too(void *self, const char *path)
 {
     const assay_tensor *tensor = assay_tensor_set_find(self, path);
-    return tensor != NULL && (assay_role_is_given(tensor->spec.role) || assay_path_is_choice(path));
+    return tensor != NULL && (assay_role_is_input(tensor->spec.role) || assay_path_is_choice(path));
 }
 
 /* The reference arithmetic with products of linear layers over whole blocks alone, or of whole blocks of rows. */
@@ -135,7 +135,7 @@ static assay_status run_operation(assay_context *ctx, const assay_trial *t, cons
                                   bool *applies)
 {
     assay_context own = *ctx;
-    assay_source numbers = assay_given_source(given);
+    assay_source numbers = assay_input_source(given);
     if (mutant->golden_choice) numbers.has = has_choice_too;
     assay_rounded rounded = {&numbers, plan->c};
     const assay_source in = assay_rounded_source(&rounded);
@@ -171,8 +171,8 @@ static bool is_fed(const assay_plan *plan, const assay_tensor_set *given, bool n
 {
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
-        if (!assay_role_is_given(spec->role)) continue;
-        if (numbers && plan->list.entries[i].part != ASSAY_PART_CODES) continue;
+        if (!assay_role_is_input(spec->role)) continue;
+        if (numbers && plan->list.entries[i].part != ASSAY_OPERAND_CODES) continue;
         const assay_tensor *found = assay_tensor_set_find(given, spec->path);
         if (found == NULL || !assay_shape_equal(&found->spec.shape, &spec->shape)) return false;
     }
@@ -234,7 +234,7 @@ static assay_status evaluate_part(assay_context *ctx, const assay_trial *t, cons
     const bool runs = (*applies || steps) && is_fed(plan, &given, sees_numbers(mutant, plan->c));
     *applies &= runs && (!steps || assay_mutant_changes_inputs(mutant));
     if (!runs) return ASSAY_OK;
-    const assay_source source = assay_given_source(&given);
+    const assay_source source = assay_input_source(&given);
     MUST(assay_plan_tensors(ctx, &results, plan, &source));
     MUST(run_operation(ctx, t, mutant, plan, &given, &results, applies));
     if (!*applies) return ASSAY_OK;

@@ -89,7 +89,7 @@ int64_t assay_place_before(const assay_places *p, int64_t i)
     return (i + p->count - 1) % p->count;
 }
 
-int64_t assay_held_back(const assay_places *p, int64_t i)
+int64_t assay_shifted_back(const assay_places *p, int64_t i)
 {
     (void)p;
     return i > 0 ? i - 1 : 0;

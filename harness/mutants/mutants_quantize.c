@@ -23,7 +23,7 @@ bool assay_edit_invert(const assay_mutation *m, assay_tensor *tensor)
     return true;
 }
 
-bool assay_edit_take_from_gate(const assay_mutation *m, assay_tensor *up)
+bool assay_edit_copy_gate(const assay_mutation *m, assay_tensor *up)
 {
     const assay_tensor *gate = assay_tensor_beside(m, up, "wi_1", "wi_0");
     if (gate != NULL) memcpy(up->values, gate->values, (size_t)up->count * sizeof *up->values);
@@ -60,7 +60,7 @@ bool assay_edit_swap_pairs(const assay_mutation *m)
     for (int i = 0; i < m->tensors->count; i++) {
         assay_tensor *codes = &m->tensors->items[i];
         const assay_block_format *format = assay_case_quant_format_of(m->c, codes->spec.path);
-        if (!assay_role_is_given(codes->spec.role) || format == NULL) continue;
+        if (!assay_role_is_input(codes->spec.role) || format == NULL) continue;
         if (format->element == ASSAY_FLOAT4_E2M1FN) swapped |= swap_pairs(m, codes);
     }
     return swapped;

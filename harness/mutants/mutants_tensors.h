@@ -96,7 +96,7 @@ assay_tensor_edit assay_edit_move, assay_edit_fill, assay_edit_scale, assay_edit
 assay_place_map assay_last_place, assay_last_of_several, assay_last_or_half, assay_last_tile_or_half, assay_last_tile,
     assay_last_shard, assay_all_but_first_shard, assay_shard_before, assay_all_but_first_columns_of_h;
 /* Other places: what comes of place i is what was at the place of that name. */
-assay_place_map assay_next_place, assay_place_before, assay_held_back, assay_next_shard, assay_reversed,
+assay_place_map assay_next_place, assay_place_before, assay_shifted_back, assay_next_shard, assay_reversed,
     assay_ends_exchanged, assay_halves_exchanged, assay_first_two_exchanged, assay_first_place, assay_last_stale,
     assay_alternating, assay_interleaved, assay_other_layout, assay_gate_for_up, assay_transposed,
     assay_read_transposed, assay_swizzled, assay_unswizzled, assay_unpadded_offsets, assay_clamped_ids,
@@ -113,7 +113,7 @@ assay_tensor_edit assay_edit_empty_experts_to_nan;
 assay_tensor_edit assay_edit_swap_gate_up, assay_edit_move_group_row, assay_edit_pad_last_group, assay_edit_runner_up,
     assay_edit_scale_shared_slots, assay_edit_exchange_layer_norms;
 /* Of codes and scales (mutants_quantize.c). */
-assay_tensor_edit assay_edit_swap_nibbles, assay_edit_invert, assay_edit_take_from_gate, assay_edit_larger_of_both;
+assay_tensor_edit assay_edit_swap_nibbles, assay_edit_invert, assay_edit_copy_gate, assay_edit_larger_of_both;
 /* Of parts of attention, whose first axis is the part. */
 assay_tensor_edit assay_edit_other_strides;
 /* Of a choice that is given. */

@@ -54,7 +54,7 @@ bool assay_degrade_router(const assay_mutation *m, assay_emulation *e)
     bool routes = false;
     for (int i = 0; i < m->tensors->count; i++) {
         const assay_tensor_spec *spec = &m->tensors->items[i].spec;
-        routes |= assay_role_is_given(spec->role) &&
+        routes |= assay_role_is_input(spec->role) &&
                   (assay_path_ends(spec->path, "gate/kernel") || assay_path_ends(spec->path, "logits"));
     }
     e->precision.router = BF16;

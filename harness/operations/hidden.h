@@ -19,4 +19,4 @@ assay_status assay_hidden_rules(assay_context *ctx, const assay_case *c, const a
 
 /* Likewise of everything that a kernel computes and then quantises: h, with its codes and scales where the case has them, and
  * by a recipe what the operation calls `made`, whose codes and scale are NULL. */
-int assay_made_list(const assay_tensor_list *list, assay_hidden made[ASSAY_MOST_HIDDEN]);
+int assay_intermediate_list(const assay_tensor_list *list, assay_hidden made[ASSAY_MOST_HIDDEN]);

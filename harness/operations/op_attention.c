@@ -107,7 +107,7 @@ static void describe(assay_describer *d, const void *of)
         const char *path = entry->spec.path;
         if (strcmp(path, "inputs/query") == 0) entry->fill = assay_fill_fan_in(config->attention.qk_dim);
         const bool rows = entry->spec.type != ASSAY_INT32 && entry->spec.shape.rank == 4;
-        if (config->padding && rows && assay_role_is_given(entry->spec.role)) entry->unused_row_axes = 2;
+        if (config->padding && rows && assay_role_is_input(entry->spec.role)) entry->unused_row_axes = 2;
     }
 }
 

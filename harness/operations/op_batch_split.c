@@ -154,7 +154,7 @@ static void describe_given(assay_describer *d, const assay_function_config *conf
 static void describe_made(assay_describer *d, const assay_function_config *config)
 {
     assay_function_tensors made;
-    assay_function_made_of(config, &made);
+    assay_function_intermediates_of(config, &made);
     for (int i = 0; i < made.count; i++) {
         assay_describe_sized(d, made.items[i].path, ASSAY_FLOAT64, NULL,
                              assay_dims_of(made.items[i].axes, &made.items[i].shape));

@@ -206,7 +206,7 @@ static assay_status open_run(assay_context *ctx, const assay_operation *operatio
         m->shown = assay_head_layout_sink(&m->layout);
         m->r.in = &m->checkpoints;
         m->r.out = &m->shown;
-        assay_head_shards_in_parts(&m->g, &m->mesh);
+        assay_head_shards_by_shard(&m->g, &m->mesh);
     }
     return graph_read_spreads(ctx, &m->r);
 }

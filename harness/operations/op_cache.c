@@ -112,7 +112,7 @@ void assay_describe_cache(assay_describer *d, const char *folder, const assay_ca
     }
 }
 
-void assay_describe_given_scale(assay_describer *d, const assay_cache_stream *s)
+void assay_describe_scale_input(assay_describer *d, const assay_cache_stream *s)
 {
     const assay_fill positive = assay_fill_range(ASSAY_UNIFORM, 1.0 / 512, 1.0 / 64);
     const assay_cache_format *f = s->cache.format;

@@ -11,7 +11,7 @@ assay_status assay_cache_streams_of(assay_context *ctx, const assay_case *c, con
 /* Bytes of all pages, as they are under inputs/ or become under outputs/. */
 void assay_describe_cache(assay_describer *d, const char *folder, const assay_cache_append_config *config);
 /* The scale that is given beforehand, where the format has one. */
-void assay_describe_given_scale(assay_describer *d, const assay_cache_stream *s);
+void assay_describe_scale_input(assay_describer *d, const assay_cache_stream *s);
 
 /* The bytes, or the scales apart, of the tensor of this path, of tokens that are drawn: those with a slot, a token a slot of the
  * cache, are written by the case's rules, all other bytes are NaN. */

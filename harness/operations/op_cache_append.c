@@ -121,7 +121,7 @@ static void describe(assay_describer *d, const void *of)
         const assay_cache_stream *s = &config->streams[i];
         describe_numbers(d, s->numbers, heads ? "Tgz" : i == 0 ? "Tl" : "TR");
         if (s->second != NULL) describe_numbers(d, s->second, "TR");
-        if (i == 0 || heads) assay_describe_given_scale(d, s);
+        if (i == 0 || heads) assay_describe_scale_input(d, s);
     }
     assay_describe(d, "inputs/slot_mapping", ASSAY_INT32, NULL, "T");
     assay_described(d, 1)->derived = true;

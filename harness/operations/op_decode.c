@@ -191,7 +191,7 @@ static void describe_bytes(assay_describer *d, const assay_cache_append_config *
     for (int back = d->list->count - before; back > 0; back--) assay_described(d, back)->derived = true;
     for (int64_t i = 0; i < bytes->stream_count; i++)
         if (i == 0 || strcmp(bytes->streams[i].scale, bytes->streams[0].scale) != 0)
-            assay_describe_given_scale(d, &bytes->streams[i]);
+            assay_describe_scale_input(d, &bytes->streams[i]);
 }
 
 static void describe_caches(assay_describer *d, const quad_decode_config *config)

@@ -58,11 +58,11 @@ static assay_status derive_table(assay_context *ctx, const assay_case *c, const 
 }
 
 /* What is given of the keys: lengths and a table, or lists. */
-typedef struct decode_given {
+typedef struct decode_indices {
     int32_t *keys, *table, *indices, *lengths;
-} decode_given;
+} decode_indices;
 
-static void release_given(decode_given *given)
+static void release_indices(decode_indices *given)
 {
     free(given->keys);
     free(given->table);
@@ -70,8 +70,8 @@ static void release_given(decode_given *given)
     free(given->lengths);
 }
 
-static assay_status read_given(assay_context *ctx, const assay_decode_config *d, const assay_source *source,
-                               decode_given *given, assay_decode_inputs *in)
+static assay_status read_indices(assay_context *ctx, const assay_decode_config *d, const assay_source *source,
+                                 decode_indices *given, assay_decode_inputs *in)
 {
     MUST(assay_read_whole_i32(ctx, source, "inputs/cache_seqlens", d->batch, &given->keys));
     MUST(assay_read_whole_i32(ctx, source, "inputs/block_table", d->batch * d->max_pages, &given->table));
@@ -102,10 +102,10 @@ static assay_status slots_of(assay_context *ctx, const assay_decode_config *d, c
                              int32_t *slots)
 {
     const int64_t rows = d->pages * d->stride * d->kv_heads;
-    OWNED_BY(release_given) decode_given given = {0};
+    OWNED_BY(release_indices) decode_indices given = {0};
     OWNED bool *used = NULL;
     assay_decode_inputs in;
-    MUST(read_given(ctx, d, source, &given, &in));
+    MUST(read_indices(ctx, d, source, &given, &in));
     MUST(assay_alloc(ctx, "rows that are used", rows, sizeof *used, &used));
     memset(used, 0, (size_t)rows * sizeof *used);
     use_cached(d, &in, used);
@@ -141,12 +141,12 @@ assay_status decode_derive(assay_context *ctx, const assay_case *c, const assay_
 }
 
 /* Rows [parts,B,S,N] of parts that have keys. */
-static void use_parts(const assay_decode_config *d, const assay_decode_inputs *in, bool *used)
+static void use_splits(const assay_decode_config *d, const assay_decode_inputs *in, bool *used)
 {
     const int64_t tokens = d->batch * d->sequence;
     for (int64_t i = 0; i < d->parts * tokens; i++) {
-        const int64_t token = i % tokens, part = i / tokens;
-        const bool some = assay_decode_keys_of_part(d, in, part, token / d->sequence, token % d->sequence) > 0;
+        const int64_t token = i % tokens, split = i / tokens;
+        const bool some = assay_decode_keys_of_split(d, in, split, token / d->sequence, token % d->sequence) > 0;
         for (int64_t head = 0; head < d->heads; head++) used[i * d->heads + head] = some;
     }
 }
@@ -156,14 +156,14 @@ assay_status decode_used_rows(assay_context *ctx, const assay_case *c, const ass
 {
     assay_operation_config config;
     const assay_decode_config *d = decode_of(&config);
-    OWNED_BY(release_given) decode_given given = {0};
+    OWNED_BY(release_indices) decode_indices given = {0};
     assay_decode_inputs in;
     const int64_t rows = assay_shape_count(&of->spec.shape) / assay_unused_row_width(of);
     MUST(assay_operation_configure(ctx, assay_operation_by_name(c->op), c, &config));
-    MUST(read_given(ctx, d, source, &given, &in));
+    MUST(read_indices(ctx, d, source, &given, &in));
     MUST(assay_alloc(ctx, "rows that are used", rows, sizeof **used, used));
     memset(*used, 0, (size_t)rows * sizeof **used);
-    if (of->spec.role == ASSAY_ROLE_CHECKPOINT) use_parts(d, &in, *used);
+    if (of->spec.role == ASSAY_ROLE_CHECKPOINT) use_splits(d, &in, *used);
     if (of->spec.role == ASSAY_ROLE_INPUT) use_cached(d, &in, *used);
     return ASSAY_OK;
 }

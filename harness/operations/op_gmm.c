@@ -248,8 +248,8 @@ static assay_status start(assay_context *ctx, const assay_work *w, gmm_run *r)
 /* y and dlhs to their places. */
 static void spread(const gmm_run *r, double *y, double *dlhs)
 {
-    assay_gmm_spread(y, r->count, r->y, r->dims.n, r->places, r->dims.m);
-    assay_gmm_spread(dlhs, r->count, r->dlhs, r->dims.k, r->places, r->dims.m);
+    assay_gmm_scatter(y, r->count, r->y, r->dims.n, r->places, r->dims.m);
+    assay_gmm_scatter(dlhs, r->count, r->dlhs, r->dims.k, r->places, r->dims.m);
 }
 
 /* y = c + what may have been stored before. */

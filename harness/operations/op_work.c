@@ -9,7 +9,7 @@ static bool is_gradient(const assay_tensor_spec *spec)
 
 static assay_status add(assay_context *ctx, assay_work *w, const assay_tensor_spec *spec)
 {
-    if (!assay_role_is_given(spec->role)) return assay_tensor_set_add(ctx, &w->results, spec, NULL);
+    if (!assay_role_is_input(spec->role)) return assay_tensor_set_add(ctx, &w->results, spec, NULL);
     if (w->in == NULL) return assay_tensor_set_add(ctx, &w->given, spec, NULL);
     return w->in->has(w->in->self, spec->path) ? assay_tensor_set_read(ctx, &w->given, spec, w->in) : ASSAY_OK;
 }

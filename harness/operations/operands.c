@@ -57,7 +57,7 @@ static void add_axes(assay_tensor_spec *scale, const assay_tensor_spec *of, int 
     scale->shape.dims[scale->shape.rank++] = assay_block_count(size_of(&of->shape, first, end), block);
 }
 
-static assay_tensor_entry scale_entry(const operand *o, assay_operand_part part, assay_dtype type)
+static assay_tensor_entry scale_entry(const operand *o, assay_operand_tensor part, assay_dtype type)
 {
     const assay_tensor_spec *of = &o->entry->spec;
     assay_tensor_entry entry = {.part = part, .format = o->entry->format};
@@ -70,13 +70,13 @@ static int add_scales(const assay_tensor_entry *entry, assay_tensor_entry *to)
 {
     const operand o = operand_of(entry);
     const int rows = entry->operand.batch, columns = rows + entry->operand.rows;
-    assay_tensor_entry scale = scale_entry(&o, ASSAY_PART_SCALE, o.format.scale);
+    assay_tensor_entry scale = scale_entry(&o, ASSAY_OPERAND_SCALE, o.format.scale);
     for (int axis = 0; axis < rows; axis++) add_axes(&scale.spec, &entry->spec, axis, axis + 1, 1);
     add_axes(&scale.spec, &entry->spec, rows, columns, o.format.rows);
     add_axes(&scale.spec, &entry->spec, columns, entry->spec.shape.rank, o.format.columns);
     to[0] = scale;
     if (!o.format.tensor_scale) return 1;
-    scale = scale_entry(&o, ASSAY_PART_TENSOR_SCALE, ASSAY_FLOAT32);
+    scale = scale_entry(&o, ASSAY_OPERAND_TENSOR_SCALE, ASSAY_FLOAT32);
     for (int axis = 0; axis < rows; axis++) add_axes(&scale.spec, &entry->spec, axis, axis + 1, 1);
     if (rows == 0) {
         scale.spec.labels[0] = "1";
@@ -116,7 +116,7 @@ static assay_status check_entry(assay_context *ctx, const assay_case *c, const a
     }
     for (int i = 0; i < list->count; i++) {
         const assay_tensor_entry *entry = &list->entries[i];
-        if (!assay_role_is_given(entry->spec.role) || strcmp(given->path, entry->spec.path) != 0) continue;
+        if (!assay_role_is_input(entry->spec.role) || strcmp(given->path, entry->spec.path) != 0) continue;
         if (entry->operand.rows > 0) return check_rounding(ctx, c, given);
         return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_formats has %s, which is no operand of a product by itself",
                           entry->spec.path);
@@ -148,7 +148,7 @@ assay_status assay_quantise_list(assay_context *ctx, const assay_case *c, const 
         assay_tensor_entry *entry = &entries[count++];
         *entry = list->entries[i];
         const assay_block_format *format = assay_case_quant_format_of(c, entry->spec.path);
-        if (!assay_role_is_given(entry->spec.role) || entry->operand.rows == 0 || format == NULL) continue;
+        if (!assay_role_is_input(entry->spec.role) || entry->operand.rows == 0 || format == NULL) continue;
         if (status == ASSAY_OK) status = check_fill(ctx, c, entry);
         entry->format = format;
         entry->spec.type = format->element;
@@ -164,7 +164,7 @@ cleanup:
 const assay_tensor_entry *assay_operand_of(const assay_tensor_list *list, const assay_tensor_entry *entry)
 {
     const assay_tensor_entry *of = entry;
-    while (of > list->entries && of->part != ASSAY_PART_CODES) of--;
+    while (of > list->entries && of->part != ASSAY_OPERAND_CODES) of--;
     return of;
 }
 
@@ -212,8 +212,8 @@ cleanup:
 static bool is_quantised(const assay_dequantised *d, const assay_tensor_entry *entry)
 {
     char path[ASSAY_PATH_SIZE];
-    if (entry == NULL || entry->format == NULL || entry->part != ASSAY_PART_CODES) return false;
-    snprintf(path, sizeof path, "%.140s%s", entry->spec.path, ENDS[ASSAY_PART_SCALE]);
+    if (entry == NULL || entry->format == NULL || entry->part != ASSAY_OPERAND_CODES) return false;
+    snprintf(path, sizeof path, "%.140s%s", entry->spec.path, ENDS[ASSAY_OPERAND_SCALE]);
     return d->in->has(d->in->self, path);
 }
 
@@ -221,7 +221,7 @@ static bool dequantised_has(void *self, const char *path)
 {
     const assay_dequantised *d = self;
     const assay_tensor_entry *entry = assay_tensor_list_find(d->list, path);
-    return (entry == NULL || entry->part == ASSAY_PART_CODES) && d->in->has(d->in->self, path);
+    return (entry == NULL || entry->part == ASSAY_OPERAND_CODES) && d->in->has(d->in->self, path);
 }
 
 /* Codes [first, first + count) of a matrix, which become numbers. */
@@ -249,8 +249,8 @@ static assay_status dequantised_read(assay_context *ctx, void *self, const char 
     if (!is_quantised(d, entry)) return ASSAY_OK;
     const operand o = operand_of(entry);
     const int64_t size = o.rows * o.columns, scales = scales_of_matrix(&o);
-    snprintf(scale_path, sizeof scale_path, "%.140s%s", path, ENDS[ASSAY_PART_SCALE]);
-    snprintf(tensor_path, sizeof tensor_path, "%.140s%s", path, ENDS[ASSAY_PART_TENSOR_SCALE]);
+    snprintf(scale_path, sizeof scale_path, "%.140s%s", path, ENDS[ASSAY_OPERAND_SCALE]);
+    snprintf(tensor_path, sizeof tensor_path, "%.140s%s", path, ENDS[ASSAY_OPERAND_TENSOR_SCALE]);
     MUST(assay_alloc_f64(ctx, scale_path, scales, &scale));
     for (int64_t done = 0; done < count;) {
         const int64_t matrix = (first + done) / size, at = (first + done) % size;
@@ -298,7 +298,7 @@ assay_status assay_operands_as_numbers(assay_context *ctx, const assay_tensor_li
         const assay_tensor *tensor = &set->items[i];
         const assay_tensor_entry *entry = assay_tensor_list_find(list, tensor->spec.path);
         assay_tensor_spec spec = tensor->spec;
-        if (entry != NULL && entry->part != ASSAY_PART_CODES) continue;
+        if (entry != NULL && entry->part != ASSAY_OPERAND_CODES) continue;
         if (entry == NULL || entry->format == NULL) {
             TRY(copy_tensor(ctx, tensor, dense));
             continue;

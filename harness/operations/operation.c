@@ -112,7 +112,7 @@ static bool names_tensor(const assay_tensor_list *list, const char *key)
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
         snprintf(path, sizeof path, "%s%s", folders[i], key);
         const assay_tensor_entry *entry = assay_tensor_list_find(list, path);
-        if (entry != NULL && assay_role_is_given(entry->spec.role)) return true;
+        if (entry != NULL && assay_role_is_input(entry->spec.role)) return true;
     }
     return false;
 }
@@ -145,7 +145,7 @@ static assay_status turn_gradients(assay_context *ctx, assay_tensor_list *list)
 
 static bool may_have_dtype(const assay_tensor_spec *spec)
 {
-    return assay_role_is_given(spec->role) && spec->type != ASSAY_INT32;
+    return assay_role_is_input(spec->role) && spec->type != ASSAY_INT32;
 }
 
 /* A pattern of dtypes that matches nothing is a slip of the pen. */

@@ -16,7 +16,11 @@ typedef struct assay_operand_axes {
 } assay_operand_axes;
 
 /* What a tensor with a format is; the codes stand before their scales. */
-typedef enum assay_operand_part { ASSAY_PART_CODES, ASSAY_PART_SCALE, ASSAY_PART_TENSOR_SCALE } assay_operand_part;
+typedef enum assay_operand_tensor {
+    ASSAY_OPERAND_CODES,
+    ASSAY_OPERAND_SCALE,
+    ASSAY_OPERAND_TENSOR_SCALE
+} assay_operand_tensor;
 
 typedef struct assay_tensor_entry {
     assay_tensor_spec spec; /* path with its folder: inputs/, weights/, cotangents/, outputs/, gradients/, ... */
@@ -31,7 +35,7 @@ typedef struct assay_tensor_entry {
     bool made;              /* a checkpoint that a kernel quantises by a recipe, whose codes have no tensor */
     assay_operand_axes operand;
     const assay_block_format *format; /* of quantised operands (operands.h); NULL: it is numbers */
-    assay_operand_part part;
+    assay_operand_tensor part;
     int32_t least, most; /* of whole numbers: what is outside is refused when it is read; 0, 0: anything goes */
 } assay_tensor_entry;
 

@@ -128,7 +128,7 @@ cleanup:
 assay_status assay_candidate_put_as_golden(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
                                            assay_fixture_reader *candidate)
 {
-    const assay_source given = assay_golden_given(golden);
+    const assay_source given = assay_golden_inputs(golden);
     MUST(assay_candidate_take_sketches(ctx, plan, candidate));
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_entry *entry = &plan->list.entries[i];
@@ -148,7 +148,7 @@ assay_status assay_candidate_put_as_golden(assay_context *ctx, const assay_plan 
 assay_status assay_results_take_unused(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *golden,
                                        assay_tensor_set *results)
 {
-    const assay_source given = assay_given_source(golden);
+    const assay_source given = assay_input_source(golden);
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_entry *entry = &plan->list.entries[i];
         const assay_tensor *from = assay_tensor_set_find(golden, entry->spec.path);

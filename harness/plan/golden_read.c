@@ -7,10 +7,10 @@
 static bool given_has(void *self, const char *path)
 {
     assay_fixture_reader *golden = self;
-    return assay_role_is_given(assay_role_of(path)) && assay_fixture_find(golden, path) != NULL;
+    return assay_role_is_input(assay_role_of(path)) && assay_fixture_find(golden, path) != NULL;
 }
 
-assay_source assay_golden_given(assay_fixture_reader *golden)
+assay_source assay_golden_inputs(assay_fixture_reader *golden)
 {
     assay_source source = assay_fixture_source(golden);
     source.has = given_has;

@@ -8,7 +8,7 @@
 assay_status assay_golden_check_layout(assay_context *ctx, const assay_plan *plan, const assay_fixture_reader *golden);
 
 /* The inputs, weights and cotangents of an open golden. */
-assay_source assay_golden_given(assay_fixture_reader *golden);
+assay_source assay_golden_inputs(assay_fixture_reader *golden);
 
 /* All its tensors, in memory. */
 assay_status assay_golden_load(assay_context *ctx, assay_tensor_set *tensors, const assay_plan *plan,

@@ -17,7 +17,7 @@ static assay_status check_operands(assay_context *ctx, const assay_inputs *input
         const char *of = assay_operand_of(inputs->list, entry)->spec.path;
         const bool here = assay_fixture_find(inputs->file, entry->spec.path) != NULL;
         const bool codes = assay_fixture_find(inputs->file, of) != NULL;
-        if (entry->part == ASSAY_PART_CODES || here == codes) continue;
+        if (entry->part == ASSAY_OPERAND_CODES || here == codes) continue;
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: has %s without %s, expected both or neither", file,
                           codes ? of : entry->spec.path, codes ? entry->spec.path : of);
     }
@@ -28,7 +28,7 @@ static assay_status check_file(assay_context *ctx, const assay_inputs *inputs, c
 {
     for (int i = 0; i < assay_fixture_count(inputs->file); i++) {
         const assay_tensor_spec *found = assay_fixture_spec(inputs->file, i);
-        if (!assay_role_is_given(found->role)) continue;
+        if (!assay_role_is_input(found->role)) continue;
         const assay_tensor_entry *entry = assay_tensor_list_find(inputs->list, found->path);
         if (entry == NULL) {
             return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s is no tensor of %s; see assay show", file, found->path,
@@ -108,7 +108,7 @@ static assay_status check_recipes(assay_context *ctx, assay_inputs *inputs)
     assay_random_recipe recipe;
     for (int i = 0; i < inputs->list->count; i++) {
         const assay_tensor_spec *spec = &inputs->list->entries[i].spec;
-        if (assay_role_is_given(spec->role) && recipe_of(inputs, spec->path, &recipe)) return ASSAY_OK;
+        if (assay_role_is_input(spec->role) && recipe_of(inputs, spec->path, &recipe)) return ASSAY_OK;
     }
     return assay_fail(ctx, ASSAY_BAD_INPUT,
                       "%s: --recipe leaves nothing out: no input, weight or cotangent is drawn from the seed",
@@ -135,7 +135,7 @@ void assay_inputs_close(assay_inputs *inputs)
 static bool has(void *self, const char *path)
 {
     const assay_inputs *inputs = self;
-    return assay_role_is_given(assay_role_of(path)) && assay_tensor_list_find(inputs->list, path) != NULL;
+    return assay_role_is_input(assay_role_of(path)) && assay_tensor_list_find(inputs->list, path) != NULL;
 }
 
 static assay_status check_values(assay_context *ctx, const char *origin, const assay_tensor_entry *entry, int64_t first,

@@ -62,7 +62,7 @@ cleanup:
     return status;
 }
 
-assay_status assay_plan_take_left_out(assay_context *ctx, assay_plan *plan, const assay_fixture_reader *golden)
+assay_status assay_plan_adopt_left_out(assay_context *ctx, assay_plan *plan, const assay_fixture_reader *golden)
 {
     const char *const *texts = NULL;
     const int count = assay_fixture_texts(golden, ASSAY_PROFILES_LEFT_OUT, &texts);

@@ -13,4 +13,4 @@ assay_status assay_plan_leave_out(assay_context *ctx, const assay_plan *plan, co
                                   assay_plan *without);
 
 /* A golden's plan has not what the golden says was left out. */
-assay_status assay_plan_take_left_out(assay_context *ctx, assay_plan *plan, const assay_fixture_reader *golden);
+assay_status assay_plan_adopt_left_out(assay_context *ctx, assay_plan *plan, const assay_fixture_reader *golden);

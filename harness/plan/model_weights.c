@@ -130,7 +130,7 @@ static assay_status take_row(assay_context *ctx, const assay_model_weights *w, c
         }
         w->used[p->tensors[e]] = true;
         MUST(check_tensor(ctx, w, t, p, p->row, p->tensors[e]));
-        MUST(assay_weights_take_scales(ctx, w, t, p, name, e));
+        MUST(assay_weights_read_scales(ctx, w, t, p, name, e));
     }
     return ASSAY_OK;
 }
@@ -211,8 +211,8 @@ static assay_status plan_target(assay_context *ctx, const assay_model_weights *w
     for (int i = 0; i < t->part_count; i++) {
         MUST(find_part(ctx, w, t, &t->parts[i]));
     }
-    if (given->part == ASSAY_PART_SCALE) *t = assay_weights_in_blocks(t);
-    if (given->part == ASSAY_PART_TENSOR_SCALE) t->inputs = t->outputs = 1;
+    if (given->part == ASSAY_OPERAND_SCALE) *t = assay_weights_in_blocks(t);
+    if (given->part == ASSAY_OPERAND_TENSOR_SCALE) t->inputs = t->outputs = 1;
     t->entry = given;
     return ASSAY_OK;
 }

@@ -191,7 +191,7 @@ static void pass_over_input_scale(const assay_model_weights *w, const char *name
     if (index >= 0) w->used[index] = true;
 }
 
-assay_status assay_weights_take_scales(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
+assay_status assay_weights_read_scales(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
                                        const weight_part *p, const char *name, int64_t expert)
 {
     const bool codes = t->entry->format != NULL;

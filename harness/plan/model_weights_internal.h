@@ -63,7 +63,7 @@ assay_status assay_weights_check_codes(assay_context *ctx, const assay_model_wei
 weight_target assay_weights_in_blocks(const weight_target *t);
 
 /* The scales beside a tensor of theirs: of codes they must be there, and of numbers in mxfp4. */
-assay_status assay_weights_take_scales(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
+assay_status assay_weights_read_scales(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
                                        const weight_part *p, const char *name, int64_t expert);
 /* How an expert's numbers are stored: as codes with scales of this format; NULL: as they are. */
 const assay_block_format *assay_weights_stored_as(const weight_target *t, const weight_part *p, int64_t expert);

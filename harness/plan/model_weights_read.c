@@ -74,7 +74,7 @@ static assay_status read_theirs(assay_context *ctx, const assay_model_weights *w
     const int64_t place = has_expert_axis(t, p->row) ? expert : 0, outputs = halves(p->row) * p->outputs;
     const int64_t rows = p->row->layout == ASSAY_WEIGHT_PLAIN ? t->inputs : outputs, count = outputs * t->inputs;
     const assay_block_format *format = assay_weights_stored_as(t, p, each);
-    const bool of_scales = t->entry->part == ASSAY_PART_SCALE;
+    const bool of_scales = t->entry->part == ASSAY_OPERAND_SCALE;
     const assay_dtype type = format == NULL ? ASSAY_FLOAT64 : of_scales ? format->scale : format->element;
     OWNED double *read = NULL;
     MUST(assay_alloc_f64(ctx, t->entry->spec.path, count, &read));
@@ -150,8 +150,8 @@ static assay_status hold(assay_context *ctx, assay_model_weights *w, const weigh
     w->held = NULL;
     free(w->slab);
     MUST(assay_alloc_f64(ctx, t->entry->spec.path, t->inputs * t->outputs, &w->slab));
-    if (t->entry->part == ASSAY_PART_TENSOR_SCALE) MUST(read_tensor_scale(ctx, w, t, expert, w->slab));
-    for (int i = 0; i < t->part_count && t->entry->part != ASSAY_PART_TENSOR_SCALE; i++) {
+    if (t->entry->part == ASSAY_OPERAND_TENSOR_SCALE) MUST(read_tensor_scale(ctx, w, t, expert, w->slab));
+    for (int i = 0; i < t->part_count && t->entry->part != ASSAY_OPERAND_TENSOR_SCALE; i++) {
         MUST(read_theirs(ctx, w, t, &t->parts[i], expert, &theirs));
         scatter(t, i, prefused ? w->c->config.w13_reorder_size : 1, theirs, w->slab);
         free(theirs);

@@ -180,7 +180,7 @@ static assay_status describe(assay_context *ctx, assay_plan *plan, const assay_c
     TRY(assay_operation_prepare(ctx, c, &plan->operation, &plan->list));
     TRY(collect_own(ctx, plan, golden, own));
     TRY(collect_precisions(ctx, plan, golden));
-    if (golden != NULL) TRY(assay_plan_take_left_out(ctx, plan, golden));
+    if (golden != NULL) TRY(assay_plan_adopt_left_out(ctx, plan, golden));
     if (golden == NULL && own != NULL) snprintf(plan->asked, sizeof plan->asked, "%s", own->precision.name);
     TRY(check_patterns(ctx, plan, &c->gradients, ASSAY_ROLE_GRADIENT));
     TRY(check_patterns(ctx, plan, &c->checkpoints, ASSAY_ROLE_CHECKPOINT));

@@ -41,10 +41,10 @@ void assay_results_store(const assay_plan *plan, const assay_tensor_set *results
 static bool gives(void *self, const char *path)
 {
     const assay_tensor *tensor = assay_tensor_set_find(self, path);
-    return tensor != NULL && assay_role_is_given(tensor->spec.role);
+    return tensor != NULL && assay_role_is_input(tensor->spec.role);
 }
 
-assay_source assay_given_source(const assay_tensor_set *tensors)
+assay_source assay_input_source(const assay_tensor_set *tensors)
 {
     assay_source source = assay_tensor_set_source(tensors);
     source.has = gives;
@@ -56,7 +56,7 @@ static bool wants(void *self, const char *path)
     const assay_tensor *tensor = assay_tensor_set_find(self, path);
     /* two forms are no sample */
     const assay_tensor_role role = tensor == NULL ? ASSAY_ROLE_NONE : tensor->spec.role;
-    return tensor != NULL && !assay_role_is_given(role) && role != ASSAY_ROLE_NULL && role != ASSAY_ROLE_DIRECTION;
+    return tensor != NULL && !assay_role_is_input(role) && role != ASSAY_ROLE_NULL && role != ASSAY_ROLE_DIRECTION;
 }
 
 assay_sink assay_results_sink(assay_tensor_set *tensors)

@@ -70,13 +70,13 @@ static double bytes_left(const assay_plan *plan)
     return bytes + largest;
 }
 
-/* Of what assay_ensemble_read_given takes. */
+/* Of what assay_ensemble_read_inputs takes. */
 static double bytes_given(const assay_plan *plan)
 {
     double bytes = 0;
     for (int i = 0; i < plan->spec_count; i++) {
         const double more = (double)sizeof(double) * (double)assay_shape_count(&plan->specs[i].shape);
-        if (assay_role_is_given(plan->specs[i].role) && bytes + more <= ASSAY_ENSEMBLE_BYTES) bytes += more;
+        if (assay_role_is_input(plan->specs[i].role) && bytes + more <= ASSAY_ENSEMBLE_BYTES) bytes += more;
     }
     return bytes;
 }

@@ -423,9 +423,9 @@ static assay_status judge_stream(assay_context *ctx, stream_judge *j, const assa
     return hand_over(ctx, candidate, &j->scales);
 }
 
-assay_status assay_written_codes_take(assay_context *ctx, const assay_plan *plan, const assay_profile *profile,
-                                      double false_alarm, bool staged, assay_fixture_reader *golden,
-                                      assay_fixture_reader *candidate, assay_written_codes *codes)
+assay_status assay_written_codes_adopt(assay_context *ctx, const assay_plan *plan, const assay_profile *profile,
+                                       double false_alarm, bool staged, assay_fixture_reader *golden,
+                                       assay_fixture_reader *candidate, assay_written_codes *codes)
 {
     assay_operation_config of;
     const assay_cache_append_config *config = (const void *)&of;

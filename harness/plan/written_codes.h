@@ -21,9 +21,9 @@ typedef struct assay_written_codes {
 /* A block whose scale and codes are admissible, and a plain number that is, become the golden's in the candidate. Nothing happens where
  * the case computes no numbers. `golden` may be a mutant's results; false_alarm is that of the whole report. `staged`:
  * numbers are the candidate's own, as far as it gives them. */
-assay_status assay_written_codes_take(assay_context *ctx, const assay_plan *plan, const assay_profile *profile,
-                                      double false_alarm, bool staged, assay_fixture_reader *golden,
-                                      assay_fixture_reader *candidate, assay_written_codes *codes);
+assay_status assay_written_codes_adopt(assay_context *ctx, const assay_plan *plan, const assay_profile *profile,
+                                       double false_alarm, bool staged, assay_fixture_reader *golden,
+                                       assay_fixture_reader *candidate, assay_written_codes *codes);
 /* The candidate has its own bytes again. */
 assay_status assay_written_codes_put_back(assay_context *ctx, assay_fixture_reader *candidate,
                                           assay_written_codes *codes);

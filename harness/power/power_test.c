@@ -144,7 +144,7 @@ static assay_status judge(assay_context *ctx, const assay_trial *t, const assay_
     assay_fixture_reader *reader = NULL;
     assay_written_codes codes = {0};
     TRY(assay_trial_reader(ctx, candidate, "candidate", t->profile, &reader));
-    TRY(assay_written_codes_take(ctx, t->plan, t->profile, t->false_alarm, false, t->reader, reader, &codes));
+    TRY(assay_written_codes_adopt(ctx, t->plan, t->profile, t->false_alarm, false, t->reader, reader, &codes));
     TRY(assay_compare_undiagnosed(ctx, t->reader, reader, t->profile, t->false_alarm, assay_plan_order(t->plan),
                                   report));
 cleanup:

@@ -40,9 +40,9 @@ static assay_status golden_again(assay_context *ctx, const assay_plan *plan, int
 {
     for (int i = 0; i < set->count; i++) {
         if (assay_role_is_result(set->items[i].spec.role)) set->items[i].written = 0;
-        if (assay_role_is_given(set->items[i].spec.role)) MUST(draw_again(ctx, plan, draw, &set->items[i]));
+        if (assay_role_is_input(set->items[i].spec.role)) MUST(draw_again(ctx, plan, draw, &set->items[i]));
     }
-    const assay_source numbers = assay_given_source(set);
+    const assay_source numbers = assay_input_source(set);
     assay_rounded rounded = {&numbers, plan->c};
     const assay_source in = assay_rounded_source(&rounded);
     const assay_sink out = assay_results_sink(set);

@@ -9,7 +9,7 @@
 
 static assay_status evaluate(assay_context *ctx, const assay_trial *t, assay_whole *whole)
 {
-    const assay_source in = assay_given_source(t->golden);
+    const assay_source in = assay_input_source(t->golden);
     MUST(assay_plan_make_with(ctx, &whole->plan, &whole->c, NULL, t->profile));
     assay_plan_drop(&whole->plan, ASSAY_ROLE_NULL);
     MUST(assay_plan_tensors(ctx, &whole->golden, &whole->plan, &in));

@@ -53,7 +53,7 @@ static assay_status fill_ensemble(assay_context *ctx, const assay_plan *plan, co
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
         const bool there = all.has(all.self, spec->path);
-        if (there && (assay_role_is_given(spec->role) || assay_path_is_choice(spec->path)))
+        if (there && (assay_role_is_input(spec->role) || assay_path_is_choice(spec->path)))
             MUST(assay_tensor_set_read(ctx, &e->given, spec, &all));
         if (!there || !assay_direction_covers(spec)) continue;
         MUST(assay_tensor_set_read(ctx, &e->golden, spec, &all));
@@ -159,12 +159,12 @@ assay_status assay_correct_runs_make(assay_context *ctx, const assay_plan *plan,
 {
     assay_status status;
     assay_plan settled = *plan;
-    assay_source in = assay_given_source(golden);
+    assay_source in = assay_input_source(golden);
     assay_ensemble e = {.plan = &settled, .in = &in};
     *runs = (assay_correct_runs){.profile = assay_plan_profile(plan, plan->precisions[p].name),
                                  .members = assay_direction_members(plan)};
     TRY(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &settled.precisions));
-    TRY(assay_settle_given(ctx, plan, &in, settled.precisions));
+    TRY(assay_settle_inputs(ctx, plan, &in, settled.precisions));
     const assay_member member = {.precision = &settled.precisions[p]};
     TRY(fill_ensemble(ctx, plan, golden, runs->members, &e));
     for (int i = 0; i < e.golden.count; i++) runs->count += e.tensors[i].count;

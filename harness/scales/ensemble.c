@@ -204,7 +204,7 @@ static assay_status evaluate(assay_context *ctx, assay_ensemble *e, bool null)
     TRY(assay_ensemble_collect(ctx, e, null));
     TRY(assay_ensemble_run_golden(ctx, e));
     if (e->golden.count == 0) goto cleanup;
-    TRY(assay_ensemble_read_given(ctx, e));
+    TRY(assay_ensemble_read_inputs(ctx, e));
     for (int p = 0; p < e->plan->precision_count; p++) {
         status = evaluate_precision(ctx, e, p, null);
         if (status == ASSAY_BAD_INPUT && !e->lost) status = refuse_profile(ctx, e, p);
@@ -284,7 +284,7 @@ assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const as
     passed.e = &e;
     const bool null = wants_null(&e);
     TRY(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &settled.precisions));
-    TRY(assay_settle_given(ctx, plan, in, settled.precisions));
+    TRY(assay_settle_inputs(ctx, plan, in, settled.precisions));
     TRY(evaluate(ctx, &e, null));
 cleanup:
     assay_ensemble_release(&e);

@@ -45,17 +45,17 @@ assay_scaled *assay_ensemble_tensor(const assay_ensemble *e, const char *path); 
 
 /* The type to which a member rounds an input, weight or cotangent; float64: it does not. Logits that are given are a
  * router's, which rounds them itself; what has a type of its own is used in it. */
-assay_dtype assay_type_of_given(const assay_precision *precision, const assay_case *c, const char *path);
+assay_dtype assay_type_of_input(const assay_precision *precision, const assay_case *c, const char *path);
 
 /* precisions [plan->precision_count]: the plan's, whose inputs are exact where they may be rounded only beyond the range of
  * a type, and none lies there. Fails where an exact case with error scales has an input whose rounding changes a result: the plan
  * loses that profile. */
-assay_status assay_settle_given(assay_context *ctx, const assay_plan *plan, const assay_source *in,
-                                assay_precision *precisions);
+assay_status assay_settle_inputs(assay_context *ctx, const assay_plan *plan, const assay_source *in,
+                                 assay_precision *precisions);
 
 /* Room for what the golden run and the members are to leave; and what the members read, from e->in. */
 assay_status assay_ensemble_collect(assay_context *ctx, assay_ensemble *e, bool null);
-assay_status assay_ensemble_read_given(assay_context *ctx, assay_ensemble *e);
+assay_status assay_ensemble_read_inputs(assay_context *ctx, assay_ensemble *e);
 void assay_ensemble_release(assay_ensemble *e);
 
 /* The golden run: its results to e->out and into memory. */

@@ -13,7 +13,7 @@ static assay_status beyond_the_end(assay_context *ctx, const char *path)
     return assay_fail(ctx, ASSAY_INTERNAL, "%s has more elements than its shape", path);
 }
 
-assay_dtype assay_type_of_given(const assay_precision *precision, const assay_case *c, const char *path)
+assay_dtype assay_type_of_input(const assay_precision *precision, const assay_case *c, const char *path)
 {
     if (strcmp(path, "inputs/logits") == 0) return ASSAY_FLOAT64;
     if (assay_path_ends(path, "gate/bias")) return precision->router_bias;
@@ -24,7 +24,7 @@ assay_dtype assay_type_of_given(const assay_precision *precision, const assay_ca
 static void round_given(const assay_context *ctx, const assay_case *c, const char *path, int64_t count, double *values)
 {
     if (ctx->emulation == NULL) return;
-    if (assay_type_of_given(&ctx->emulation->precision, c, path) == ASSAY_FLOAT64) return;
+    if (assay_type_of_input(&ctx->emulation->precision, c, path) == ASSAY_FLOAT64) return;
     assay_arithmetic_emulated.round(ctx, ASSAY_ROUND_STORAGE, count, values);
 }
 

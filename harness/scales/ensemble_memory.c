@@ -53,13 +53,13 @@ assay_status assay_ensemble_collect(assay_context *ctx, assay_ensemble *e, bool 
     return ASSAY_OK;
 }
 
-assay_status assay_ensemble_read_given(assay_context *ctx, assay_ensemble *e)
+assay_status assay_ensemble_read_inputs(assay_context *ctx, assay_ensemble *e)
 {
     double bytes = 0;
     for (int i = 0; i < e->plan->list.count; i++) {
         const assay_tensor_spec *spec = &e->plan->list.entries[i].spec;
         const double more = (double)assay_shape_count(&spec->shape) * sizeof(double);
-        const bool floats = assay_role_is_given(spec->role) && spec->type != ASSAY_INT32;
+        const bool floats = assay_role_is_input(spec->role) && spec->type != ASSAY_INT32;
         if (!floats || !e->in->has(e->in->self, spec->path) || bytes + more > ASSAY_ENSEMBLE_BYTES) continue;
         bytes += more;
         MUST(assay_tensor_set_read(ctx, &e->given, spec, e->in));

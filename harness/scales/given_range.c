@@ -26,9 +26,9 @@ static assay_status look(assay_context *ctx, const assay_plan *plan, const assay
     for (int i = 0; i < plan->list.count && *found == NULL; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
         const int64_t total = assay_shape_count(&spec->shape);
-        if (!assay_role_is_given(spec->role) || spec->type == ASSAY_INT32 || !in->has(in->self, spec->path)) continue;
+        if (!assay_role_is_input(spec->role) || spec->type == ASSAY_INT32 || !in->has(in->self, spec->path)) continue;
         if (assay_path_ends(spec->path, "gate/bias")) continue; /* has a type of its own */
-        const assay_dtype type = assay_type_of_given(precision, plan->c, spec->path);
+        const assay_dtype type = assay_type_of_input(precision, plan->c, spec->path);
         for (int64_t first = 0; type != ASSAY_FLOAT64 && first < total && *found == NULL; first += PIECE) {
             const int64_t count = total - first < PIECE ? total - first : PIECE;
             MUST(in->read(ctx, in->self, spec->path, first, count, piece));
@@ -84,8 +84,8 @@ cleanup:
     return status;
 }
 
-assay_status assay_settle_given(assay_context *ctx, const assay_plan *plan, const assay_source *in,
-                                assay_precision *precisions)
+assay_status assay_settle_inputs(assay_context *ctx, const assay_plan *plan, const assay_source *in,
+                                 assay_precision *precisions)
 {
     const bool exact = assay_plan_is_exact(plan) && has_scales(plan);
     OWNED double *piece = NULL;

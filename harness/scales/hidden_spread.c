@@ -105,7 +105,7 @@ assay_status assay_hidden_spread(assay_context *ctx, const assay_plan *plan, con
     assay_hidden hidden[ASSAY_MOST_HIDDEN];
     OWNED_BY(assay_tensor_set_free) assay_tensor_set own = {0};
     assay_tensor_set *golden = h != NULL ? h : &own;
-    const int count = assay_made_list(&plan->list, hidden);
+    const int count = assay_intermediate_list(&plan->list, hidden);
     const assay_profile *profile = assay_plan_profile(plan, precision->name);
     for (int i = 0; i < count; i++) {
         assay_tensor *added = NULL;

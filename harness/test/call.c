@@ -4,7 +4,7 @@
 
 #include "harness/test/test_internal.h"
 
-void assay_test_begin(assay_test_call *call, const assay_context *ctx, int threads, assay_held_golden *held)
+void assay_test_begin(assay_test_call *call, const assay_context *ctx, int threads, assay_cached_golden *held)
 {
     call->ctx = *ctx;
     call->held = held;

@@ -15,7 +15,7 @@ enum { LARGE = 1 << 22 }; /* elements, from which on somebody looks how much mem
 struct assay_test_report {
     assay_context ctx;
     assay_report report;
-    assay_held_golden *held;
+    assay_cached_golden *held;
     assay_golden against;
     assay_profile profile;
     assay_tensor_set results;
@@ -141,7 +141,7 @@ void assay_test_report_free(assay_test_report *r)
     assay_golden_close(&r->against);
     assay_fixture_close(r->candidate);
     assay_tensor_set_free(&r->results);
-    assay_held_golden_release(r->held);
+    assay_cached_golden_release(r->held);
     for (int i = 0; i < 4; i++) free(r->text[i / 2][i % 2]);
     free(r->json);
     free(r->html);

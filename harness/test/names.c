@@ -14,7 +14,7 @@ static assay_status list_names(assay_context *ctx, const assay_case *cases, int 
     FILE *out = assay_text_open(names, &size);
     if (out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the names of cases");
     for (int i = 0; i < count; i++) {
-        if (assay_case_filter_takes(filter, &cases[i])) fprintf(out, "%s\n", cases[i].name);
+        if (assay_case_filter_matches(filter, &cases[i])) fprintf(out, "%s\n", cases[i].name);
     }
     if (assay_text_close(out, names)) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the names of cases");

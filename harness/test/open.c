@@ -12,7 +12,7 @@
 
 #define USUAL_FALSE_ALARM 1e-6
 
-assay_status assay_held_golden_make(assay_context *ctx, assay_held_golden **held)
+assay_status assay_cached_golden_make(assay_context *ctx, assay_cached_golden **held)
 {
     *held = calloc(1, sizeof **held);
     if (*held == NULL || pthread_mutex_init(&(*held)->turn, NULL) != 0) {
@@ -24,7 +24,7 @@ assay_status assay_held_golden_make(assay_context *ctx, assay_held_golden **held
     return ASSAY_OK;
 }
 
-void assay_held_golden_release(assay_held_golden *held)
+void assay_cached_golden_release(assay_cached_golden *held)
 {
     if (held == NULL) return;
     pthread_mutex_lock(&held->turn);
@@ -165,7 +165,7 @@ static assay_status list_tensors(assay_context *ctx, assay_test *t)
     }
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
-        if (assay_role_is_given(spec->role)) t->given_specs[t->given_count++] = spec;
+        if (assay_role_is_input(spec->role)) t->given_specs[t->given_count++] = spec;
         const assay_tensor_spec *asked = assay_plan_asked(plan, i);
         if (asked == NULL) continue;
         assay_backend_result *expected = &t->expected[t->expected_count++];
@@ -188,7 +188,7 @@ static assay_status open_test(assay_context *ctx, assay_test *t, const char *wha
     MUST(assay_cache_folder(ctx, o->cache, &t->cache));
     MUST(assay_cache_bytes(ctx, o->cache_bytes, &t->cache_bytes));
     MUST(copy_only(ctx, t, o));
-    MUST(assay_held_golden_make(ctx, &t->held));
+    MUST(assay_cached_golden_make(ctx, &t->held));
     MUST(assay_fixture_is_file_name(what) ? open_golden(ctx, t, what, o) : open_case(ctx, t, what, o));
     t->plan.only = (const char *const *)t->only;
     t->plan.only_count = t->only_count;
@@ -239,7 +239,7 @@ void assay_test_close(assay_test *t)
     assay_inputs_close(&t->inputs);
     assay_plan_free(&t->plan);
     assay_cases_free(t->cases, t->case_count);
-    assay_held_golden_release(t->held);
+    assay_cached_golden_release(t->held);
     free(t->yaml);
     free(t->path);
     free(t->inputs_path);

@@ -25,7 +25,7 @@ int assay_test_given(assay_test *test, int32_t index, assay_backend_tensor *tens
                             test->given_count - 1);
     } else if (test->given[index].data == NULL) {
         const assay_source source =
-            test->path != NULL ? assay_golden_given(test->held->golden.reader) : assay_inputs_source(&test->inputs);
+            test->path != NULL ? assay_golden_inputs(test->held->golden.reader) : assay_inputs_source(&test->inputs);
         status = assay_backend_tensor_read(&call.ctx, &source, test->given_specs[index], &test->given[index]);
     }
     if (status == ASSAY_OK) *tensor = test->given[index];

@@ -12,15 +12,15 @@
 enum { ASSAY_MOST_THREADS = 1024 };
 
 /* Held by its test and by every report that was made with it, whose calls take turns. */
-typedef struct assay_held_golden {
+typedef struct assay_cached_golden {
     pthread_mutex_t turn;
     bool open; /* the golden is there */
     assay_golden golden;
     int users;
-} assay_held_golden;
+} assay_cached_golden;
 
-assay_status assay_held_golden_make(assay_context *ctx, assay_held_golden **held);
-void assay_held_golden_release(assay_held_golden *held); /* NULL is safe */
+assay_status assay_cached_golden_make(assay_context *ctx, assay_cached_golden **held);
+void assay_cached_golden_release(assay_cached_golden *held); /* NULL is safe */
 
 struct assay_test {
     assay_context ctx; /* without a message: each call has a copy */
@@ -36,7 +36,7 @@ struct assay_test {
     char *path; /* of a golden that was given; NULL */
     char *cache;
     int64_t cache_bytes;
-    assay_held_golden *held;
+    assay_cached_golden *held;
     char *inputs_path;  /* of the user's own; NULL */
     char *weights_text; /* of a checkpoint; NULL */
     assay_inputs inputs;
@@ -59,12 +59,12 @@ assay_status assay_test_open_golden(assay_context *ctx, assay_test *test);
  * nearest, without flush to zero or traps; else they would have other bits. The golden is one call's at a time. */
 typedef struct assay_test_call {
     assay_context ctx;
-    assay_held_golden *held;
+    assay_cached_golden *held;
     int threads;
     fenv_t before[ASSAY_MOST_THREADS]; /* the user's, of each thread */
 } assay_test_call;
 
 /* held: NULL where no golden is used. */
-void assay_test_begin(assay_test_call *call, const assay_context *ctx, int threads, assay_held_golden *held);
+void assay_test_begin(assay_test_call *call, const assay_context *ctx, int threads, assay_cached_golden *held);
 /* What the call returns to the user, and its message. */
 int assay_test_end(assay_test_call *call, assay_status status, char *message);

@@ -69,7 +69,7 @@ void trial_round(const assay_tensor_set *results, assay_dtype type)
 {
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *tensor = &results->items[i];
-        if (tensor->values == NULL || assay_role_is_given(tensor->spec.role)) continue;
+        if (tensor->values == NULL || assay_role_is_input(tensor->spec.role)) continue;
         const bool stored = assay_tensor_kept(&tensor->spec) == ASSAY_KEPT_STORED;
         const bool coarse = assay_dtype_unit_roundoff(type) > assay_dtype_unit_roundoff(ASSAY_FLOAT32);
         assay_dtype_round_many(coarse && !stored ? ASSAY_FLOAT32 : type, tensor->count, tensor->values, tensor->values);

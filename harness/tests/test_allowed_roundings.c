@@ -246,7 +246,7 @@ TEST(inputs_beyond_the_range_of_a_type_are_rounded)
         assay_precision settled;
         trial_plan(&t, case_named(table[i].name, table[i].set));
         assert_int_equal(t.plan.precision_count, 1);
-        assert_ok(&t.ctx, assay_settle_given(&t.ctx, &t.plan, &t.source, &settled));
+        assert_ok(&t.ctx, assay_settle_inputs(&t.ctx, &t.plan, &t.source, &settled));
         if (settled.given != table[i].given)
             fail_msg("%s %s: %s", table[i].name, table[i].set, assay_dtype_name(settled.given));
         trial_close(&t);

@@ -298,7 +298,7 @@ TEST_IN_FOLDER(unused_rows_may_hold_anything)
         moved f;
         bool *used = NULL;
         open_case(&f, folder, names[n], NULL);
-        const assay_source given = assay_given_source(&f.t.golden);
+        const assay_source given = assay_input_source(&f.t.golden);
         const assay_tensor_entry *of = assay_tensor_list_find(&f.t.plan.list, "outputs/y");
         assert_ok(&f.t.ctx, f.t.plan.operation->used_rows(&f.t.ctx, f.t.c, of, &given, &used));
         assay_tensor *y = assay_tensor_set_find(&f.results, "outputs/y");

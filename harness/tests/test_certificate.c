@@ -406,7 +406,7 @@ TEST_IN_FOLDER(nothing_is_written_without)
     assert_true(count > 0);
     for (int i = 0; i < count; i++) assert_false(assay_role_of(expects[i]) == ASSAY_ROLE_CERTIFICATE);
     for (int i = 0; i < assay_fixture_count(reader); i++) {
-        assert_true(assay_role_is_given(assay_fixture_spec(reader, i)->role));
+        assert_true(assay_role_is_input(assay_fixture_spec(reader, i)->role));
     }
     assay_fixture_close(reader);
     trial_close(&p);

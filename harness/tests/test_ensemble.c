@@ -430,7 +430,7 @@ TEST_WITH(test_large_inputs_are_not_kept, trial_setup, trial_teardown)
     const assay_source in = {.self = &read, .has = has_all, .read = read_counted};
     assay_ensemble e = {.plan = &t->plan, .in = &in, .out = &t->out};
     t->plan.list.entries[0].spec.shape = assay_shape_of(1, (int64_t)(ASSAY_ENSEMBLE_BYTES / sizeof(double)) + 1);
-    assert_ok(&ctx, assay_ensemble_read_given(&ctx, &e));
+    assert_ok(&ctx, assay_ensemble_read_inputs(&ctx, &e));
     assert_int_equal(e.given.count, 1);
     assert_string_equal(e.given.items[0].spec.path, "weights/w");
     assert_int_equal(read, EXPERTS * DIM * HIDDEN);

@@ -26,7 +26,7 @@ typedef struct fixture {
 
 static bool is_given(const char *path)
 {
-    return assay_role_is_given(assay_role_of(path));
+    return assay_role_is_input(assay_role_of(path));
 }
 
 /* The results of a golden alone; `wrong`, or NULL, is off by a tenth of its largest number in one place. */
@@ -66,7 +66,7 @@ static void set_up(fixture *f, const char *wrong_in_one, const char *wrong_in_tw
     /* the other form's own kernels are other random numbers: its results must come from the same ones */
     assay_form_free(&two);
     assert_ok(&f->ctx, assay_form_of_other(&f->ctx, &f->other, &one, &two));
-    const assay_source in = assay_given_source(&two.results);
+    const assay_source in = assay_input_source(&two.results);
     const assay_sink out = assay_results_sink(&two.results);
     assert_ok(&f->ctx, assay_operation_evaluate(&f->ctx, two.plan.operation, &two.c, &in, &out));
     write_candidate(f, &one, f->one, wrong_in_one);

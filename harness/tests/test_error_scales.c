@@ -50,7 +50,7 @@ static void run(trial *t, const assay_arithmetic *arithmetic, const assay_emulat
     candidate.emulation = emulation;
     for (int i = 0; i < t->plan.list.count; i++) {
         const assay_tensor_spec *spec = &t->plan.list.entries[i].spec;
-        if (!assay_role_is_given(spec->role)) assert_ok(&t->ctx, assay_tensor_set_add(&t->ctx, results, spec, NULL));
+        if (!assay_role_is_input(spec->role)) assert_ok(&t->ctx, assay_tensor_set_add(&t->ctx, results, spec, NULL));
     }
     const assay_sink out = assay_tensor_set_sink(results);
     assert_ok(&candidate, assay_operation_evaluate(&candidate, t->plan.operation, t->c, &t->source, &out));

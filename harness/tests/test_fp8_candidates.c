@@ -39,7 +39,7 @@ static void start(fixture *f, assay_case *c)
 static bool has(void *self, const char *path)
 {
     const assay_tensor *tensor = assay_tensor_set_find(self, path);
-    return tensor != NULL && (assay_path_is_choice(path) || assay_role_is_given(tensor->spec.role));
+    return tensor != NULL && (assay_path_is_choice(path) || assay_role_is_input(tensor->spec.role));
 }
 
 static assay_report judged(fixture *f, const assay_arithmetic *arithmetic, const assay_emulation *emulation)
@@ -50,7 +50,7 @@ static assay_report judged(fixture *f, const assay_arithmetic *arithmetic, const
     assay_context own = f->t.ctx;
     own.arithmetic = arithmetic;
     own.emulation = emulation;
-    assay_source given = assay_given_source(&f->t.golden);
+    assay_source given = assay_input_source(&f->t.golden);
     assert_ok(&f->t.ctx, assay_plan_tensors(&f->t.ctx, &candidate, &f->t.plan, &given));
     given.has = has;
     const assay_sink out = assay_results_sink(&candidate);

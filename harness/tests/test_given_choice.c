@@ -296,7 +296,7 @@ TEST_IN_FOLDER(evaluated_again_in_memory_as_in_a_file)
     fixture_open(&f, folder, "moe/small", NULL);
     reverse_slots(&f);
     assert_ok(&f.t.ctx, assay_golden_open(&f.t.ctx, f.t.file, &golden));
-    assay_overlay given = {assay_tensor_set_source(&f.choices), assay_golden_given(golden.reader)};
+    assay_overlay given = {assay_tensor_set_source(&f.choices), assay_golden_inputs(golden.reader)};
     const assay_source in = assay_overlay_source(&given);
     for (int i = 0; i < 2; i++) {
         assert_ok(&f.t.ctx, assay_golden_read(&f.t.ctx, golden.reader, f.t.file, &again[i]));

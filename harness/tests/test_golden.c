@@ -61,7 +61,7 @@ static void check_golden(assay_context *ctx, const assay_case *c, const char *pa
         assert_non_null(found);
         assert_true(assay_shape_equal(&found->shape, &plan.specs[i].shape));
         assert_int_equal(found->type, plan.specs[i].type);
-        if (!assay_role_is_given(plan.specs[i].role)) check_numbers(ctx, reader, plan.specs[i].path);
+        if (!assay_role_is_input(plan.specs[i].role)) check_numbers(ctx, reader, plan.specs[i].path);
     }
     assert_ok(ctx, assay_fixture_check_digests(ctx, reader));
     assert_ok(ctx, assay_golden_recompute(ctx, &plan, reader, true));

@@ -95,7 +95,7 @@ static bool same_tensors(const assay_tensor_set *a, const assay_tensor_set *b)
     for (int i = 0; i < a->count; i++) {
         const assay_tensor *x = &a->items[i], *y = &b->items[i];
         if (strcmp(x->spec.path, y->spec.path) != 0 || !assay_shape_equal(&x->spec.shape, &y->spec.shape)) return false;
-        if (!assay_role_is_result(x->spec.role) && !assay_role_is_given(x->spec.role)) continue;
+        if (!assay_role_is_result(x->spec.role) && !assay_role_is_input(x->spec.role)) continue;
         if (x->values != NULL && memcmp(x->values, y->values, (size_t)x->count * sizeof *x->values) != 0) return false;
         if (x->indices != NULL && memcmp(x->indices, y->indices, (size_t)x->count * sizeof *x->indices) != 0)
             return false;

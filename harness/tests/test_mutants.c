@@ -130,7 +130,7 @@ static void fill_results(const assay_tensor_set *tensors)
 {
     for (int i = 0; i < tensors->count; i++) {
         assay_tensor *tensor = &tensors->items[i];
-        if (assay_role_is_given(tensor->spec.role)) continue;
+        if (assay_role_is_input(tensor->spec.role)) continue;
         for (int64_t k = 0; k < tensor->count; k++) {
             if (tensor->values != NULL) tensor->values[k] = (double)(k + 2);
             if (tensor->indices != NULL) tensor->indices[k] = (int32_t)(k % 2);

@@ -125,7 +125,7 @@ TEST_IN_FOLDER(results_are_those_of_the_numbers)
         for (int k = 0; k < plan.list.count; k++) {
             assay_tensor_set one = {0};
             assay_tensor_spec spec = plan.list.entries[k].spec;
-            if (plan.list.entries[k].format == NULL || plan.list.entries[k].part != ASSAY_PART_CODES) continue;
+            if (plan.list.entries[k].format == NULL || plan.list.entries[k].part != ASSAY_OPERAND_CODES) continue;
             spec.type = ASSAY_FLOAT64;
             assert_ok(&ctx, assay_tensor_set_read(&ctx, &one, &spec, &numbers));
             assert_ok(&ctx, assay_fixture_declare(&ctx, writer, &spec));
@@ -140,7 +140,7 @@ TEST_IN_FOLDER(results_are_those_of_the_numbers)
         assert_ok(&ctx, assay_fixture_open(&ctx, folder->other, &other));
         for (int k = 0; k < plan.spec_count; k++) {
             const char *path = plan.specs[k].path;
-            if (assay_role_is_given(plan.specs[k].role)) continue;
+            if (assay_role_is_input(plan.specs[k].role)) continue;
             if (strcmp(assay_fixture_dataset_digest(golden, path), assay_fixture_dataset_digest(other, path)) != 0)
                 fail_msg("%s: %s is another one", c->name, path);
             results++;

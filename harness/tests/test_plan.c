@@ -17,7 +17,7 @@ static void check_entry(const assay_tensor_entry *entry)
         assert_true(spec->labels[axis][0] != '\0');
         assert_true(spec->shape.dims[axis] > 0);
     }
-    bool result = !assay_role_is_given(spec->role);
+    bool result = !assay_role_is_input(spec->role);
     if (result) assert_true(spec->type == ASSAY_FLOAT64 || spec->type == ASSAY_INT32);
 }
 
@@ -41,7 +41,7 @@ static void check_partner(const assay_tensor_list *list, const assay_tensor_spec
     }
     const assay_tensor_entry *own = assay_tensor_list_find(list, spec->path);
     const assay_tensor_entry *other = assay_tensor_list_find(list, partner);
-    if (own != NULL && own->part != ASSAY_PART_CODES) return; /* a scale of a cotangent that is codes */
+    if (own != NULL && own->part != ASSAY_OPERAND_CODES) return; /* a scale of a cotangent that is codes */
     if (other == NULL) print_error("%s without %s\n", spec->path, partner);
     assert_non_null(other);
     assert_true(assay_shape_equal(&spec->shape, &other->spec.shape));

@@ -283,7 +283,7 @@ static int tensors_without_line(char *text, const assay_case *c)
         snprintf(path, sizeof path, "%s", list.entries[i].spec.path);
         drop_layer(path);
         if (assay_path_in(path, "cotangents") || assay_path_in(path, "gradients")) continue;
-        if (list.entries[i].part != ASSAY_PART_CODES) { /* of any operand */
+        if (list.entries[i].part != ASSAY_OPERAND_CODES) { /* of any operand */
             assert_non_null(strstr(section_of(text, "Quantised operands"), "`PATH_scale`"));
             continue;
         }

@@ -111,7 +111,7 @@ static void measure(const assay_tensor_set *set, double *loss, double *slope, do
         }
         assay_gradient_path(tensor->spec.path, path);
         const assay_tensor *gradient = assay_tensor_set_find(set, path);
-        if (!assay_role_is_given(tensor->spec.role) || gradient == NULL) continue;
+        if (!assay_role_is_input(tensor->spec.role) || gradient == NULL) continue;
         for (int64_t k = 0; k < tensor->count; k++) {
             *slope += direction(t, k) * gradient->values[k];
             *size += fabs(direction(t, k) * gradient->values[k]);

@@ -135,7 +135,7 @@ static void run(trial *t, assay_context *ctx, const assay_tensor_set *golden, as
     assay_tensor_set choice = {0};
     for (int i = 0; i < t->plan.list.count; i++) {
         const assay_tensor_spec *spec = &t->plan.list.entries[i].spec;
-        if (!assay_role_is_given(spec->role)) assert_ok(ctx, assay_tensor_set_add(ctx, results, spec, NULL));
+        if (!assay_role_is_input(spec->role)) assert_ok(ctx, assay_tensor_set_add(ctx, results, spec, NULL));
         if (golden == NULL || !assay_path_is_choice(spec->path)) continue;
         const assay_tensor *from = assay_tensor_set_find(golden, spec->path);
         assay_tensor *to = NULL;

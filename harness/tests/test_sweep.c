@@ -97,7 +97,7 @@ static assay_tensor_set rooms(trial *t)
     assay_tensor_set results = {0};
     for (int i = 0; i < t->plan.spec_count; i++) {
         const assay_tensor_spec *spec = &t->plan.specs[i];
-        if (!assay_role_is_given(spec->role)) assert_ok(&t->ctx, assay_tensor_set_add(&t->ctx, &results, spec, NULL));
+        if (!assay_role_is_input(spec->role)) assert_ok(&t->ctx, assay_tensor_set_add(&t->ctx, &results, spec, NULL));
     }
     return results;
 }
@@ -107,7 +107,7 @@ static assay_status run(trial *t, int threads, passage *p, assay_tensor_set *res
     assay_context ctx = assay_context_default(threads);
     if (p->emulation != NULL) ctx.arithmetic = &assay_arithmetic_emulated;
     ctx.emulation = p->emulation;
-    p->in = assay_given_source(&t->golden);
+    p->in = assay_input_source(&t->golden);
     p->out = assay_results_sink(results);
     const assay_source source = {p, has, read_f64, read_i32, NULL, lend};
     const assay_sink sink = {p, wants, write_f64, write_i32, NULL, room};

@@ -39,21 +39,21 @@ bool assay_rounds_at_random(const assay_context *ctx)
     return ctx->emulation != NULL && !ctx->emulation->nearest;
 }
 
-bool assay_takes_second_form(const assay_context *ctx)
+bool assay_uses_second_form(const assay_context *ctx)
 {
     return ctx->emulation != NULL && ctx->emulation->second_form;
 }
 
-bool assay_takes_second_form_at(const assay_context *ctx, int64_t row)
+bool assay_uses_second_form_at(const assay_context *ctx, int64_t row)
 {
     return assay_rounds_at_random(ctx) && ctx->emulation->second_form == (row % 2 == 0);
 }
 
-bool assay_takes_inaccurate_form_at(const assay_context *ctx, int64_t row)
+bool assay_uses_inaccurate_form_at(const assay_context *ctx, int64_t row)
 {
     const assay_accuracy form = assay_rounds_at_random(ctx) ? ctx->emulation->precision.form : ASSAY_FORM_ACCURATE;
     return form == ASSAY_FORM_INACCURATE || form == ASSAY_FORM_ROUNDED_ONCE ||
-           (form == ASSAY_FORMS_IN_TURN && assay_takes_second_form_at(ctx, row));
+           (form == ASSAY_FORMS_IN_TURN && assay_uses_second_form_at(ctx, row));
 }
 
 bool assay_rounds_sums_once(const assay_context *ctx)
@@ -61,7 +61,7 @@ bool assay_rounds_sums_once(const assay_context *ctx)
     return ctx->emulation != NULL && ctx->emulation->precision.form == ASSAY_FORM_ROUNDED_ONCE;
 }
 
-bool assay_takes_third_form_at(const assay_context *ctx, int64_t row)
+bool assay_uses_third_form_at(const assay_context *ctx, int64_t row)
 {
     return assay_rounds_at_random(ctx) && ctx->emulation->stores_softmax == (row / 2 % 2 == 0);
 }

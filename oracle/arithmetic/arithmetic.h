@@ -91,15 +91,15 @@ typedef struct assay_arithmetic {
 
 /* Whether this run takes the second of two orders of operations that are equal but for rounding: only some of the
  * emulated runs do. */
-bool assay_takes_second_form(const assay_context *ctx);
+bool assay_uses_second_form(const assay_context *ctx);
 /* The same for a row by itself: of two rows next to each other one does, in every emulated run but that to nearest. */
-bool assay_takes_second_form_at(const assay_context *ctx, int64_t row);
+bool assay_uses_second_form_at(const assay_context *ctx, int64_t row);
 /* Whether an emulated run takes the less accurate of two forms at a row (assay_accuracy). */
-bool assay_takes_inaccurate_form_at(const assay_context *ctx, int64_t row);
+bool assay_uses_inaccurate_form_at(const assay_context *ctx, int64_t row);
 /* Whether that form has its sums exact until they are rounded. */
 bool assay_rounds_sums_once(const assay_context *ctx);
 /* And so of two pairs of rows, where there is a third form. */
-bool assay_takes_third_form_at(const assay_context *ctx, int64_t row);
+bool assay_uses_third_form_at(const assay_context *ctx, int64_t row);
 /* 0 to count - 1: which of as many forms an emulated run takes at a row, where they take turns: over its members each row has every one
  * of them as often. 0 in any other run, and to nearest. */
 int64_t assay_turn_at(const assay_context *ctx, int64_t row, int64_t count);

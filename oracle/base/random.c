@@ -74,7 +74,7 @@ static const assay_random_kernels *const kernels[] = {[ASSAY_ISA_SCALAR] = &assa
                                                       [ASSAY_ISA_AVX2] = &assay_random_avx2,
                                                       [ASSAY_ISA_AVX512] = &assay_random_avx512};
 
-static bool whole_within(double x, double least, double most)
+static bool integer_within(double x, double least, double most)
 {
     return x >= least && x <= most && x == rint(x);
 }
@@ -100,23 +100,23 @@ assay_status assay_random_check(assay_context *ctx, const assay_fill *fill, cons
         break;
     case ASSAY_INTEGERS:
     case ASSAY_NEAR_TIES:
-        if (!(whole_within(low, -0x1p31, 0x1p31) && whole_within(high, low, 0x1p31) && high - low < 0x1p32)) {
+        if (!(integer_within(low, -0x1p31, 0x1p31) && integer_within(high, low, 0x1p31) && high - low < 0x1p32)) {
             wanted = "whole numbers low <= high, up to 2^31 in size, fewer than 2^32 apart";
         }
         break;
     case ASSAY_BLOCK_POWERS:
     case ASSAY_ROW_POWERS:
-        if (!(whole_within(low, -1000, 1000) && whole_within(high, low, 1000))) {
+        if (!(integer_within(low, -1000, 1000) && integer_within(high, low, 1000))) {
             wanted = "whole numbers low <= high within [-1000, 1000]";
         }
         break;
     case ASSAY_EXPERTS:
-        if (!(whole_within(high, (double)last_axis(shape) - 1, INT32_MAX) && shape->rank > 0)) {
+        if (!(integer_within(high, (double)last_axis(shape) - 1, INT32_MAX) && shape->rank > 0)) {
             wanted = "a last axis, and a whole number high with high + 1 at least as large as that axis";
         }
         break;
     case ASSAY_GROUP_SIZES:
-        if (!whole_within(high, 0, INT32_MAX) || (assay_shape_count(shape) == 0 && high > 0)) {
+        if (!integer_within(high, 0, INT32_MAX) || (assay_shape_count(shape) == 0 && high > 0)) {
             wanted = "a whole number high from 0 to 2^31 - 1, 0 for no groups";
         }
         break;
@@ -124,9 +124,9 @@ assay_status assay_random_check(assay_context *ctx, const assay_fill *fill, cons
         if (assay_shape_count(shape) > INT32_MAX) wanted = "fewer than 2^31 elements";
         break;
     case ASSAY_RAMP:
-        if (!(shape->rank > 0 && whole_within(fill->mean, INT32_MIN, INT32_MAX) &&
-              whole_within(fill->scale, INT32_MIN, INT32_MAX) &&
-              whole_within(fill->mean + fill->scale * (double)(last_axis(shape) - 1), INT32_MIN, INT32_MAX))) {
+        if (!(shape->rank > 0 && integer_within(fill->mean, INT32_MIN, INT32_MAX) &&
+              integer_within(fill->scale, INT32_MIN, INT32_MAX) &&
+              integer_within(fill->mean + fill->scale * (double)(last_axis(shape) - 1), INT32_MIN, INT32_MAX))) {
             wanted = "a last axis, and whole numbers of 32 bits from its first element to its last";
         }
         break;

@@ -66,7 +66,7 @@ assay_tensor_role assay_role_of(const char *path)
     return ASSAY_ROLE_NONE;
 }
 
-bool assay_role_is_given(assay_tensor_role role)
+bool assay_role_is_input(assay_tensor_role role)
 {
     return role >= ASSAY_ROLE_INPUT && role <= ASSAY_ROLE_COTANGENT;
 }

@@ -48,7 +48,7 @@ typedef enum assay_tensor_role {
 extern const char *const assay_role_folders[ASSAY_ROLES]; /* "inputs"; "" of none */
 /* For those who have a path alone. */
 assay_tensor_role assay_role_of(const char *path);
-bool assay_role_is_given(assay_tensor_role role);    /* an input, weight or cotangent */
+bool assay_role_is_input(assay_tensor_role role);    /* an input, weight or cotangent */
 bool assay_role_is_compared(assay_tensor_role role); /* the schedule or a result */
 bool assay_role_is_result(assay_tensor_role role);   /* an output, gradient, checkpoint or routing */
 bool assay_role_is_required(assay_tensor_role role); /* an output or gradient: a candidate without one fails */

@@ -77,7 +77,7 @@ int assay_mla_steps(graph *g, const assay_mla_config *config, const assay_attent
         latent = graph_named(g, "mla_q", graph_rms_norm(g, query_wa, w[ASSAY_MLA_Q_NORM], config->epsilon));
     }
     const int kv_wa = graph_named(g, "kv_wa_proj", graph_linear(g, "BSw", in->x, w[ASSAY_MLA_WKV_A], 0, recipe));
-    const int down = graph_fused(g, graph_take_columns(g, "BSl", kv_wa, 0, wide));
+    const int down = graph_fused(g, graph_slice_columns(g, "BSl", kv_wa, 0, wide));
     const int mla_kv = graph_named(g, "mla_kv", graph_rms_norm(g, down, w[ASSAY_MLA_KV_NORM], config->epsilon));
 
     const int q = compressed ? graph_linear(g, "BSNq", latent, w[ASSAY_MLA_WQ_B], 0, recipe)
@@ -85,7 +85,7 @@ int assay_mla_steps(graph *g, const assay_mla_config *config, const assay_attent
     const int turned = graph_rope(g, q, nope, &turns);
     const int query = graph_named(g, "query_proj", graph_scale(g, turned, assay_mla_softmax_scale(config)));
 
-    const int k_pe = graph_fused(g, graph_take_columns(g, "BSR", kv_wa, rank, wide));
+    const int k_pe = graph_fused(g, graph_slice_columns(g, "BSR", kv_wa, rank, wide));
     const int key_rope = graph_called(g, "rotated_key", graph_fused(g, graph_rope(g, k_pe, 0, &turns)));
     const graph_key_value kv = graph_expand(g, mla_kv, w[ASSAY_MLA_WKV_B], key_rope, recipe);
     const int key = graph_named(g, "key_proj", kv.key), value = graph_named(g, "value_proj", kv.value);

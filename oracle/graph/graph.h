@@ -99,7 +99,7 @@ struct graph;
 struct graph_step;
 typedef void graph_spoiler(const struct graph *g, const struct graph_step *step, double *values, bool gradient);
 typedef struct graph_wrong {
-    bool held_back;         /* each token has what the one before it should have */
+    bool shifted_back;      /* each token has what the one before it should have */
     graph_spoiler *spoil;   /* what it makes first, and the gradient of that; NULL: it is right */
     graph_spoiler *misread; /* a copy of in[input], which it reads, and the gradient */
     int input;
@@ -196,7 +196,7 @@ int graph_rms_norm(graph *g, int x, int scale, double epsilon); /* over the scal
 int graph_layer_norm(graph *g, int x, int scale, int bias, double epsilon);
 int graph_scale(graph *g, int x, double factor);
 /* Columns of rows of `width` numbers. */
-int graph_take_columns(graph *g, const char *axes, int x, int64_t first, int64_t width);
+int graph_slice_columns(graph *g, const char *axes, int x, int64_t first, int64_t width);
 /* The angles of positions [B,S,dim/2], and their cosines and sines. */
 typedef struct graph_turns {
     int cosine, sine;
@@ -304,7 +304,7 @@ void graph_drop_within(graph_run *r);
 /* Reads the spreads of what recipes quantise, where the source has them. */
 assay_status graph_read_spreads(assay_context *ctx, graph_run *r);
 /* Checkpoints that the source has: they are not computed, and not written. */
-assay_status graph_read_given(assay_context *ctx, graph_run *r);
+assay_status graph_read_inputs(assay_context *ctx, graph_run *r);
 /* All steps: checkpoints are written, and the run goes on from those that are staged. */
 assay_status graph_forward(assay_context *ctx, graph_run *r);
 /* The tensor, and what it needs: what is there is not computed. Nothing is written. */

@@ -108,7 +108,7 @@ void graph_end(graph *g, int result)
                 if (g->steps[i].in[k] != t) continue;
                 g->tensors[t].last = i;
                 readers++;
-                columns += g->steps[i].kind->takes_columns;
+                columns += g->steps[i].kind->slices_columns;
             }
         }
         g->tensors[t].in_parts = readers > 0 && columns == readers;
@@ -290,7 +290,7 @@ int graph_scale(graph *g, int x, double factor)
     return add_output_like(g, step, "scaled", x);
 }
 
-int graph_take_columns(graph *g, const char *axes, int x, int64_t first, int64_t width)
+int graph_slice_columns(graph *g, const char *axes, int x, int64_t first, int64_t width)
 {
     graph_step *step = add_step(g, &graph_kind_columns);
     step->in[0] = x;

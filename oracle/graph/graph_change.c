@@ -22,7 +22,7 @@ bool graph_kink_range(const graph_step *step, double *low, double *high)
 /* The place of the input that the change names; MADE: it names what the step makes, as it does of what is held back. */
 static int find_changed(const assay_context *ctx, const graph *g, const graph_step *step)
 {
-    const int first = ctx->change->how == ASSAY_STEP_HELD_BACK ? MADE : 0;
+    const int first = ctx->change->how == ASSAY_STEP_SHIFTED_BACK ? MADE : 0;
     for (int i = first; i < GRAPH_IN + GRAPH_OUT; i++) {
         const int tensor = i < MADE ? step->in[i] : step->out[i - MADE];
         if (tensor == 0 || !assay_step_is_changed(ctx, step->kind->name, g->tensors[tensor].row.name)) continue;
@@ -70,7 +70,7 @@ const graph_step *graph_step_at(const assay_context *ctx, const graph *g, int nu
         const bool of_second = found == GRAPH_SECOND_W || (step->with.product.branches > 1 && change->input == 1);
         changed->with.product.detached = of_second ? 2 : 1;
     }
-    changed->wrong.held_back = change->how == ASSAY_STEP_HELD_BACK;
+    changed->wrong.shifted_back = change->how == ASSAY_STEP_SHIFTED_BACK;
     return changed;
 }
 

@@ -22,7 +22,7 @@ typedef struct graph_kind {
     const char *name;
     unsigned reads; /* by backward: bit i: in[i]; bit GRAPH_READS_OUT + i: out[i] */
     unsigned makes; /* gradients of inputs that backward makes wanted or not: bit i: in[i] */
-    bool takes_columns;
+    bool slices_columns;
     const char *inaccurate; /* its other form, as right and far less accurate (assay_accuracy); NULL: it has none */
     bool recurrent; /* what it multiplies is sums as well: in a type of their own they are not rounded as operands */
     assay_status (*forward)(assay_context *ctx, const graph_call *c);

@@ -222,7 +222,7 @@ static assay_status make_room(assay_context *ctx, graph_run *r, int tensor)
     return assay_alloc_f64(ctx, r->graph->tensors[tensor].row.name, graph_size(r->graph, tensor), &r->value[tensor]);
 }
 
-assay_status graph_read_given(assay_context *ctx, graph_run *r)
+assay_status graph_read_inputs(assay_context *ctx, graph_run *r)
 {
     for (int t = 1; t < r->graph->tensor_count; t++) {
         const assay_tensor_row *row = &r->graph->tensors[t].row;
@@ -241,7 +241,7 @@ assay_status graph_read_given(assay_context *ctx, graph_run *r)
 /* What a wrong step makes of an output, or of its gradient. */
 static void spoil(const graph_run *r, const graph_step *step, int i, double *values, bool gradient)
 {
-    if (step->wrong.held_back) graph_hold_back(r->graph, step->out[i], values, gradient);
+    if (step->wrong.shifted_back) graph_hold_back(r->graph, step->out[i], values, gradient);
     if (step->wrong.spoil != NULL && i == 0) step->wrong.spoil(r->graph, step, values, gradient);
 }
 
@@ -431,7 +431,7 @@ static assay_status term_of(assay_context *ctx, graph_run *r, const graph_step *
     for (int k = 0; k < i; k++) again |= step->in[k] == tensor;
     if (r->terms[tensor] == 0 && !again) *dx = r->gradient_room[tensor];
     if (*dx == NULL) MUST(assay_alloc_f64(ctx, "gradient", size, dx));
-    if (step->kind->takes_columns) memset(*dx, 0, (size_t)size * sizeof **dx);
+    if (step->kind->slices_columns) memset(*dx, 0, (size_t)size * sizeof **dx);
     if (in_parts) r->gradient[tensor] = *dx;
     if (in_parts) r->lent_gradient[tensor] = *dx == r->gradient_room[tensor];
     return ASSAY_OK;

@@ -230,8 +230,8 @@ static int64_t parts_of_sum(const graph_linear_size *size)
 }
 
 /* *own: the part's columns of a matrix, allocated; NULL: there is none. */
-static assay_status take_columns(assay_context *ctx, const double *whole, int64_t rows, int64_t columns, int branches,
-                                 int64_t parts, int64_t number, double **own)
+static assay_status slice_columns(assay_context *ctx, const double *whole, int64_t rows, int64_t columns, int branches,
+                                  int64_t parts, int64_t number, double **own)
 {
     if (whole == NULL) return ASSAY_OK;
     if (*own == NULL) MUST(assay_alloc_f64(ctx, "columns of a part", rows * columns / parts, own));
@@ -239,8 +239,8 @@ static assay_status take_columns(assay_context *ctx, const double *whole, int64_
     return ASSAY_OK;
 }
 
-static assay_status take_part(assay_context *ctx, linear_part *p, const graph_call *c, const double *x,
-                              const double *dy, const graph_linear_size *size, int64_t number)
+static assay_status slice_part(assay_context *ctx, linear_part *p, const graph_call *c, const double *x,
+                               const double *dy, const graph_linear_size *size, int64_t number)
 {
     const int64_t sums = parts_of_sum(size), shards = size->parts.shards;
     p->column = number / shards;
@@ -254,10 +254,10 @@ static assay_status take_part(assay_context *ctx, linear_part *p, const graph_ca
     const int64_t weights = groups_of(size) * p->size.k * p->size.n;
     if (p->w == NULL) MUST(assay_alloc_f64(ctx, "weights of a part", weights, &p->w));
     copy_weights(p, size, p->w, (double *)c->x[W], false);
-    MUST(take_columns(ctx, x, size->m, size->k, 1, sums, p->column, &p->x));
-    MUST(take_columns(ctx, c->spread, size->m, size->k, 1, sums, p->column, &p->x_spread));
-    MUST(take_columns(ctx, dy, size->m, size->n, size->branches, shards, p->shard, &p->dy));
-    MUST(take_columns(ctx, c->gradient_spread[0], size->m, size->n, size->branches, shards, p->shard, &p->dy_spread));
+    MUST(slice_columns(ctx, x, size->m, size->k, 1, sums, p->column, &p->x));
+    MUST(slice_columns(ctx, c->spread, size->m, size->k, 1, sums, p->column, &p->x_spread));
+    MUST(slice_columns(ctx, dy, size->m, size->n, size->branches, shards, p->shard, &p->dy));
+    MUST(slice_columns(ctx, c->gradient_spread[0], size->m, size->n, size->branches, shards, p->shard, &p->dy_spread));
     p->c = *c;
     p->c.x[X] = p->x;
     p->c.x[W] = p->w;
@@ -293,7 +293,7 @@ static assay_status multiply_apart(assay_context *ctx, const graph_call *c, doub
     TRY(assay_alloc_f64(ctx, "product of a part", own, &p.y));
     TRY(assay_alloc_f64(ctx, "sum of products", own, &p.sum));
     for (int64_t i = 0; i < parts_of_sum(size) * shards; i++) {
-        TRY(take_part(ctx, &p, c, x, NULL, size, i));
+        TRY(slice_part(ctx, &p, c, x, NULL, size, i));
         TRY(multiply(ctx, &p.c, p.y, p.x, 0, &p.size));
         join_columns(ctx, &p, y, p.y, size->n, size->branches, shards, p.shard, p.column == 0);
     }
@@ -314,7 +314,7 @@ static assay_status backward_apart(assay_context *ctx, const graph_call *c, cons
         TRY(assay_alloc_f64(ctx, "weight gradient of a part", groups_of(size) * size->k * size->n / sums / shards,
                             &p.dw));
     for (int64_t i = 0; i < sums * shards; i++) {
-        TRY(take_part(ctx, &p, c, c->x[X], dy, size, i));
+        TRY(slice_part(ctx, &p, c, c->x[X], dy, size, i));
         p.c.dx[X] = p.dx;
         p.c.dx[W] = p.dw;
         TRY(graph_linear_backward(ctx, &p.c, p.dy, &p.size));

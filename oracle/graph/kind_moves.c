@@ -151,8 +151,8 @@ static bool is_row(int32_t index, int64_t rows)
 }
 
 /* to[i] = from[index[i]], rows of `width`. */
-static void take_rows(const assay_context *ctx, double *to, const double *from, int64_t rows, const int32_t *index,
-                      int64_t count, int64_t width)
+static void gather_rows(const assay_context *ctx, double *to, const double *from, int64_t rows, const int32_t *index,
+                        int64_t count, int64_t width)
 {
     const size_t size = (size_t)width * sizeof *to;
 #pragma omp parallel for num_threads(ctx->threads)
@@ -188,7 +188,7 @@ static assay_status gather_forward(assay_context *ctx, const graph_call *c)
 {
     const int64_t rows = row_in(c, SOURCE)->shape.dims[0], width = graph_in_size(c->graph, c->step, SOURCE) / rows;
     const assay_status status = check_indices(ctx, c, rows);
-    if (status == ASSAY_OK) take_rows(ctx, c->y[0], c->x[SOURCE], rows, c->indices[INDEX], index_count(c), width);
+    if (status == ASSAY_OK) gather_rows(ctx, c->y[0], c->x[SOURCE], rows, c->indices[INDEX], index_count(c), width);
     return status;
 }
 
@@ -213,7 +213,7 @@ static assay_status scatter_forward(assay_context *ctx, const graph_call *c)
 static assay_status scatter_backward(assay_context *ctx, const graph_call *c)
 {
     const int64_t width = graph_in_size(c->graph, c->step, SOURCE) / index_count(c);
-    take_rows(ctx, c->dx[SOURCE], c->dy[0], row_out(c)->shape.dims[0], c->indices[INDEX], index_count(c), width);
+    gather_rows(ctx, c->dx[SOURCE], c->dy[0], row_out(c)->shape.dims[0], c->indices[INDEX], index_count(c), width);
     return ASSAY_OK;
 }
 

@@ -179,7 +179,7 @@ static double exponentials(const assay_context *ctx, const lines *l, int64_t lin
                            double *y)
 {
     const double moved = moved_a_little(ctx, largest);
-    const bool other = assay_takes_second_form_at(ctx, line) || assay_takes_third_form_at(ctx, line);
+    const bool other = assay_uses_second_form_at(ctx, line) || assay_uses_third_form_at(ctx, line);
     const bool scaled = other && moved != 0;
     double sum = 0;
     for (int64_t i = 0; i < l->count; i++) {
@@ -215,7 +215,7 @@ static double rounded_log(const assay_context *ctx, double sum)
 static double divisor_of(const assay_context *ctx, int64_t line, double largest, double sum)
 {
     const double lse = largest + rounded_log(ctx, sum), log2e = 1.4426950408889634;
-    if (assay_takes_third_form_at(ctx, line))
+    if (assay_uses_third_form_at(ctx, line))
         return sum * assay_exp(moved_a_little(ctx, lse) + moved_a_little(ctx, lse * log2e) / log2e);
     assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &sum);
     return sum;
@@ -256,7 +256,7 @@ static assay_status softmax_backward(assay_context *ctx, const graph_call *c)
             squares += rounds ? (a * b) * (a * b) : 0;
         }
         assay_round_terms(ctx, l.count, 1, &squares, &sum);
-        if (of_product != NULL && assay_takes_second_form_at(ctx, line)) sum = of_product[line];
+        if (of_product != NULL && assay_uses_second_form_at(ctx, line)) sum = of_product[line];
         for (int64_t i = 0; i < l.count; i++) {
             double rest = dy[i * l.step] - sum;
             assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &rest);
@@ -280,7 +280,7 @@ static assay_status logsumexp_forward(assay_context *ctx, const graph_call *c)
         const double *x = c->x[0] + start_of(&l, line), largest = largest_on(&l, x);
         double y = largest + rounded_log(ctx, exponentials(ctx, &l, line, x, largest, NULL));
         /* log2(sum) + largest log2(e), times ln(2) */
-        if (c->step->with.general.registers || assay_takes_second_form_at(ctx, line))
+        if (c->step->with.general.registers || assay_uses_second_form_at(ctx, line))
             assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &y);
         c->y[0][line] = y;
     }
@@ -302,7 +302,7 @@ static assay_status logsumexp_backward(assay_context *ctx, const graph_call *c)
         const double kept = c->y[0][line] - largest;
         const bool by_y = rounds && fabs(kept - assay_log(sum)) <= 0.5;
         double from = by_y ? c->y[0][line] : largest;
-        if (by_y && assay_takes_second_form_at(ctx, line)) from += moved_a_little(ctx, from);
+        if (by_y && assay_uses_second_form_at(ctx, line)) from += moved_a_little(ctx, from);
         for (int64_t i = 0; i < l.count; i++) {
             double share = x[i * l.step] - from;
             assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &share);

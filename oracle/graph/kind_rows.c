@@ -171,4 +171,4 @@ static assay_status columns_backward(assay_context *ctx, const graph_call *c)
 }
 
 const graph_kind graph_kind_columns = {
-    .name = "columns", .takes_columns = true, .forward = columns_forward, .backward = columns_backward};
+    .name = "columns", .slices_columns = true, .forward = columns_forward, .backward = columns_backward};

@@ -100,7 +100,7 @@ int64_t assay_function_memory(const assay_function_config *config)
     assay_function_tensors tensors, made;
     double numbers = 0;
     assay_function_tensors_of(config, &tensors);
-    assay_function_made_of(config, &made);
+    assay_function_intermediates_of(config, &made);
     for (int i = 0; i < tensors.count; i++) numbers += 4 * (double)assay_shape_count(&tensors.items[i].shape);
     for (int i = 0; i < made.count; i++) numbers += 6 * (double)assay_shape_count(&made.items[i].shape);
     for (int weight = 0; weight < BS_WEIGHTS; weight++)

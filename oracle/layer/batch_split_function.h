@@ -94,7 +94,7 @@ assay_status assay_function_check(assay_context *ctx, const assay_function_confi
 void assay_function_tensors_of(const assay_function_config *config, assay_function_tensors *tensors);
 /* checkpoints/: what it, or the function that it is the gradient of, computes and then quantises by the recipe, and what
  * backward does so beside that. A run may read "spread/checkpoints/NAME" of each (oracle/ops/quantised_spread.h). */
-void assay_function_made_of(const assay_function_config *config, assay_function_tensors *made);
+void assay_function_intermediates_of(const assay_function_config *config, assay_function_tensors *made);
 /* What a second form takes from the table: names and shapes. */
 typedef struct assay_function_view {
     const assay_function_config *config;

@@ -7,7 +7,7 @@
 #include "oracle/layer/batch_split_scan.h"
 #include "oracle/layer/batch_split_weights.h"
 
-enum { BS_MOST_ARGUMENTS = 12, BS_MOST_MADE = 4 };
+enum { BS_MOST_ARGUMENTS = 12, BS_MOST_INTERMEDIATES = 4 };
 
 /* An input or a result. Microbatches of a list lie one after the other, each [M,...], whatever the tensor's own order. */
 typedef struct bs_slot {
@@ -24,7 +24,7 @@ typedef struct bs_call {
     bs_weights w, g; /* gathered; all gradients that the function has */
     bs_slot in[BS_MOST_ARGUMENTS], out[BS_MOST_ARGUMENTS];
     bs_weights bundles[3]; /* of functions on all weights: those that it takes, then the one that it gives */
-    bs_made made;          /* where what it computes and quantises by the recipe goes */
+    bs_intermediates made; /* where what it computes and quantises by the recipe goes */
     bs_microbatch b[ASSAY_MOST_MICROBATCHES],
         d[ASSAY_MOST_MICROBATCHES]; /* what the MoE half has of these; gradients */
 } bs_call;
@@ -59,7 +59,7 @@ struct assay_batch_split_function {
     const char *products; /* axes of each product, " " between them; NULL: there are none */
     bool quantises;       /* it has fp8_full */
     /* What it computes and then quantises; a _bwd: beside what its forward function does, and makes again. */
-    bs_tensor_form made[BS_MOST_MADE];
+    bs_tensor_form made[BS_MOST_INTERMEDIATES];
     /* Of one microbatch, which bs_call_half calls: a range of steps, or what is none. */
     bs_steps_kind steps;
     bs_function *run, *remat;

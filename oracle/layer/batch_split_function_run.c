@@ -60,7 +60,7 @@ static assay_status call_open(assay_context *ctx, const assay_function_config *c
     c->config.function = f;
     assay_function_tensors_of(&c->config, &c->tensors);
     c->stack = (stack_run){.config = &c->config.stack, .in = &no_source, .out = &no_sink};
-    c->made = (bs_made){.in = &no_source, .out = &no_sink, .prefix = ""};
+    c->made = (bs_intermediates){.in = &no_source, .out = &no_sink, .prefix = ""};
     bs_run_of(&c->run, &c->stack);
     return assay_remat_open(ctx, &c->stack.store, &config->stack.policy, config->stack.layers);
 }
@@ -274,7 +274,7 @@ static bool wants_gradient(const bs_call *c, const assay_sink *out)
     const assay_batch_split_function *bwd = c->config.function;
     bool wanted = false;
     char path[ASSAY_PATH_SIZE];
-    for (int i = 0; i < BS_MOST_MADE && bwd->made[i].name != NULL; i++) {
+    for (int i = 0; i < BS_MOST_INTERMEDIATES && bwd->made[i].name != NULL; i++) {
         snprintf(path, sizeof path, "checkpoints/%.140s", bwd->made[i].name);
         wanted |= assay_wants(out, path);
     }
@@ -293,7 +293,7 @@ static assay_status run_gradient(assay_context *ctx, bs_call *forward, const ass
     if (bwd == NULL) return ASSAY_OK;
     TRY(call_open(ctx, &forward->config, bwd, &c));
     if (!wants_gradient(c, out)) goto cleanup;
-    c->made = (bs_made){.in = in, .out = out, .prefix = "", .after_forward = true};
+    c->made = (bs_intermediates){.in = in, .out = out, .prefix = "", .after_forward = true};
     for (int i = 0; i < c->tensors.count; i++) {
         const assay_function_tensor *t = &c->tensors.items[i];
         if (!t->result) TRY(t->gradient ? read_cotangent(ctx, c, t, in) : take(ctx, c, forward, t));
@@ -319,7 +319,7 @@ assay_status assay_function_run(assay_context *ctx, const assay_function_config 
     assay_status status;
     bs_call *c = NULL;
     TRY(call_open(ctx, config, config->function, &c));
-    c->made = (bs_made){.in = in, .out = out, .prefix = ""};
+    c->made = (bs_intermediates){.in = in, .out = out, .prefix = ""};
     TRY(read_all(ctx, c, in, true));
     TRY(evaluate(ctx, c));
     for (int i = 0; i < c->tensors.count; i++) {

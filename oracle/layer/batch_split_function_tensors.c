@@ -229,21 +229,21 @@ void assay_function_tensors_of(const assay_function_config *config, assay_functi
     if (bundles > 0) add_bundle(config, &run, "outputs", bundles - 1, tensors);
 }
 
-static void add_made(const bs_run *run, const assay_batch_split_function *f, assay_function_tensors *made)
+static void add_intermediates(const bs_run *run, const assay_batch_split_function *f, assay_function_tensors *made)
 {
-    for (int i = 0; f != NULL && i < BS_MOST_MADE && f->made[i].name != NULL; i++)
+    for (int i = 0; f != NULL && i < BS_MOST_INTERMEDIATES && f->made[i].name != NULL; i++)
         add_form(run, "checkpoints", &f->made[i], i, made);
 }
 
-void assay_function_made_of(const assay_function_config *config, assay_function_tensors *made)
+void assay_function_intermediates_of(const assay_function_config *config, assay_function_tensors *made)
 {
     stack_run stack;
     const bs_run run = bs_function_run_of(config, &stack);
     const assay_batch_split_function *f = config->function, *forward = assay_function_forward(f);
     made->count = 0;
     if (config->recipe.recipe == NULL) return;
-    add_made(&run, bs_row_of(f), made);
-    add_made(&run, forward != NULL ? f : assay_function_backward(f), made);
+    add_intermediates(&run, bs_row_of(f), made);
+    add_intermediates(&run, forward != NULL ? f : assay_function_backward(f), made);
 }
 
 static assay_function_tensors tensors_with(const assay_function_config *config, const char *function)

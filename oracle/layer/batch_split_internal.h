@@ -160,18 +160,18 @@ typedef struct bs_layer {
     const bs_weights *w, *g;
     const struct bs_steps *steps;            /* [BS_STEPS_KINDS] */
     const assay_quant_recipe_config *recipe; /* NULL: none */
-    const bs_made *made;                     /* NULL: nobody looks */
+    const bs_intermediates *made;            /* NULL: nobody looks */
     bool keeps, shows;                       /* gate and up: for backward, as checkpoints */
 } bs_layer;
 
 /* What a layer computes and quantises; it stays where it is. */
 typedef struct bs_shown {
-    bs_made made;
+    bs_intermediates made;
     bs_parts parts;
     char prefix[LAYER_PREFIX_SIZE];
 } bs_shown;
 /* NULL: the layer has no recipe. */
-const bs_made *bs_shown_open(bs_shown *s, const bs_run *run, int64_t layer, bool backward);
+const bs_intermediates *bs_shown_open(bs_shown *s, const bs_run *run, int64_t layer, bool backward);
 void bs_shown_close(bs_shown *s); /* safe on a zeroed struct */
 /* Of the layer: NULL or without one there is none. */
 const assay_quant_recipe_config *bs_recipe_of(const bs_run *run);

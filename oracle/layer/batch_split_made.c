@@ -8,8 +8,8 @@
 #include "oracle/base/memory.h"
 #include "oracle/ops/quantised_spread.h"
 
-assay_status bs_made_show(assay_context *ctx, const bs_made *made, const char *name, int64_t microbatch, int64_t count,
-                          const double *values, double **spread)
+assay_status bs_intermediates_show(assay_context *ctx, const bs_intermediates *made, const char *name,
+                                   int64_t microbatch, int64_t count, const double *values, double **spread)
 {
     char path[ASSAY_PATH_SIZE], of_spread[ASSAY_PATH_SIZE];
     if (made == NULL) return ASSAY_OK;

@@ -123,7 +123,8 @@ assay_status bs_expert_selection_bwd(assay_context *ctx, const bs_layer *at, bs_
     MUST(assay_routing_backward(ctx, d_logits, d_bias, NULL, d->values[MB_CHOICE_WEIGHTS], 0, 0, &b->routing, &inputs,
                                 &config));
     assay_round(ctx, ASSAY_ROUND_ROUTER, count, d_logits);
-    if (quantises_gate(at)) MUST(bs_made_show(ctx, at->made, "logits_gradient", b->number, count, d_logits, &spread));
+    if (quantises_gate(at))
+        MUST(bs_intermediates_show(ctx, at->made, "logits_gradient", b->number, count, d_logits, &spread));
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
         double *d_kernel = bs_weight_of(run, at->g, BS_GATE, shard);
         const int64_t row = shard * tokens * dim;

@@ -102,19 +102,19 @@ bool bs_quantises(const bs_layer *at)
     return at->recipe != NULL && at->recipe->recipe != NULL;
 }
 
-const bs_made *bs_shown_open(bs_shown *s, const bs_run *run, int64_t layer, bool backward)
+const bs_intermediates *bs_shown_open(bs_shown *s, const bs_run *run, int64_t layer, bool backward)
 {
     const assay_batch_split_sizes *sizes = &run->sizes;
     *s = (bs_shown){0};
     if (bs_recipe_of(run)->recipe == NULL) return NULL;
     layer_prefix(run->stack, layer, s->prefix);
     bs_parts_open(&s->parts, run->stack->in, run->stack->out, sizes->shards, run->factor, sizes->rows);
-    s->made = (bs_made){.in = &s->parts.source,
-                        .out = &s->parts.sink,
-                        .prefix = s->prefix,
-                        .after_forward = backward,
-                        .parts = true,
-                        .shards = sizes->shards};
+    s->made = (bs_intermediates){.in = &s->parts.source,
+                                 .out = &s->parts.sink,
+                                 .prefix = s->prefix,
+                                 .after_forward = backward,
+                                 .parts = true,
+                                 .shards = sizes->shards};
     return &s->made;
 }
 

@@ -119,7 +119,7 @@ void bs_steps_open(bs_steps *steps, const assay_context *ctx, const bs_run *run,
 {
     norm_steps(&steps[BS_STEPS_NORM], run, BS_POST_NORM, true);
     shared_steps(&steps[BS_STEPS_SHARED], run, recipe);
-    routed_steps(&steps[BS_STEPS_ROUTED], run, recipe, assay_takes_second_form(ctx) && recipe->recipe == NULL);
+    routed_steps(&steps[BS_STEPS_ROUTED], run, recipe, assay_uses_second_form(ctx) && recipe->recipe == NULL);
     if (!alone) return;
     norm_steps(&steps[BS_STEPS_RMS_NORM], run, BS_PRE_NORM, false);
     gmm_steps(&steps[BS_STEPS_GMM], run, recipe);

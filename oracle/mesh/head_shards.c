@@ -17,13 +17,13 @@ int64_t assay_head_batch_shards(const assay_mesh *mesh)
     return assay_mesh_size(mesh, ASSAY_AXIS_DATA) * assay_mesh_size(mesh, ASSAY_AXIS_FSDP);
 }
 
-int64_t assay_head_part(const assay_mesh *mesh, int64_t shard)
+int64_t assay_head_shard(const assay_mesh *mesh, int64_t shard)
 {
     return assay_mesh_index(mesh, shard, ASSAY_AXIS_MLP_TENSOR) * assay_mesh_size(mesh, ASSAY_AXIS_EXPERT) +
            assay_mesh_index(mesh, shard, ASSAY_AXIS_EXPERT);
 }
 
-int64_t assay_head_batch_part(const assay_mesh *mesh, int64_t shard)
+int64_t assay_head_batch_shard(const assay_mesh *mesh, int64_t shard)
 {
     return shard / assay_head_shards(mesh);
 }
@@ -89,8 +89,8 @@ static int sections_of(const graph *g, char axis, section sections[3])
 }
 
 /* What a shard has of a tensor: its part of each section, for every index of the axes before. */
-static void copy_part(const graph *g, const assay_tensor_row *row, int64_t parts, int64_t part, double *own,
-                      double *whole, bool back)
+static void copy_shard(const graph *g, const assay_tensor_row *row, int64_t parts, int64_t part, double *own,
+                       double *whole, bool back)
 {
     const int axis = head_axis(row);
     int64_t outer = 1, inner = 1;
@@ -110,7 +110,7 @@ static void copy_part(const graph *g, const assay_tensor_row *row, int64_t parts
 
 static void copy_weight(const shard_run *run, int weight, double *own, double *whole, bool back)
 {
-    copy_part(run->m->whole, &run->whole.rows[weight], run->parts, run->part, own, whole, back);
+    copy_shard(run->m->whole, &run->whole.rows[weight], run->parts, run->part, own, whole, back);
 }
 
 static assay_status open_weight(assay_context *ctx, shard_run *run, int i, int64_t *largest)
@@ -166,10 +166,10 @@ static void lend_indices(graph_run *r, const char *name, const int32_t *indices)
 static void open_shard(shard_run *run, int64_t shard)
 {
     const assay_head_run *m = run->m;
-    const int64_t first = assay_head_batch_part(m->mesh, shard) * run->tokens;
+    const int64_t first = assay_head_batch_shard(m->mesh, shard) * run->tokens;
     graph_run *r = &run->run;
     run->shard = shard;
-    run->part = assay_head_part(m->mesh, shard);
+    run->part = assay_head_shard(m->mesh, shard);
     for (int i = 0; i < run->whole.count; i++) {
         if (run->memory[i] != NULL) copy_weight(run, i, run->memory[i], m->weights[i], false);
     }
@@ -257,7 +257,7 @@ cleanup:
 
 /* --- the whole layer, laid out --- */
 
-void assay_head_shards_in_parts(graph *whole, const assay_mesh *mesh)
+void assay_head_shards_by_shard(graph *whole, const assay_mesh *mesh)
 {
     const graph_parts columns = {.shards = assay_head_shards(mesh)}, sums = {.slices = assay_head_shards(mesh)};
     for (int i = 0; i < whole->step_count; i++) {
@@ -286,8 +286,8 @@ static void lay_out(const assay_head_layout *layout, int tensor, double *own, do
     assay_tensor_row row = layout->whole->tensors[tensor].row;
     row.shape.dims[0] /= batches; /* the batch is the first axis */
     for (int64_t shard = 0; shard < parts * batches; shard++)
-        copy_part(layout->whole, &row, parts, assay_head_part(mesh, shard), own + shard * (count / parts / batches),
-                  whole + assay_head_batch_part(mesh, shard) * (count / batches), back);
+        copy_shard(layout->whole, &row, parts, assay_head_shard(mesh, shard), own + shard * (count / parts / batches),
+                   whole + assay_head_batch_shard(mesh, shard) * (count / batches), back);
 }
 
 static bool layout_has(void *self, const char *path)

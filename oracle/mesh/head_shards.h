@@ -17,13 +17,13 @@
 /* Shards that heads are split over, and rows of the batch; which part of either a shard has. */
 int64_t assay_head_shards(const assay_mesh *mesh);
 int64_t assay_head_batch_shards(const assay_mesh *mesh);
-int64_t assay_head_part(const assay_mesh *mesh, int64_t shard);
-int64_t assay_head_batch_part(const assay_mesh *mesh, int64_t shard);
+int64_t assay_head_shard(const assay_mesh *mesh, int64_t shard);
+int64_t assay_head_batch_shard(const assay_mesh *mesh, int64_t shard);
 /* Whether a tensor has an axis of heads: N, g (of keys and values), or a (N, then g twice). */
 bool assay_row_has_heads(const assay_tensor_row *row);
 
 /* Of the whole layer: sums over heads are those of the parts, sums over tokens those of the batch's shards. */
-void assay_head_shards_in_parts(graph *whole, const assay_mesh *mesh);
+void assay_head_shards_by_shard(graph *whole, const assay_mesh *mesh);
 
 /* Checkpoints of the whole layer, as the shards have them: a source and a sink of its run, before others. */
 typedef struct assay_head_layout {

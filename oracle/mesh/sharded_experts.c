@@ -50,7 +50,7 @@ int64_t sharded_row_count(const moe_block *block, int64_t expert, int64_t piece)
     return rows_of(block->placed, group_sizes, local);
 }
 
-void sharded_take_rows(assay_context *ctx, moe_block *block, int64_t expert, int64_t piece)
+void sharded_gather_rows(assay_context *ctx, moe_block *block, int64_t expert, int64_t piece)
 {
     const sharded_run *run = block->placed;
     const assay_shard_sizes *s = &run->sizes;

@@ -94,6 +94,6 @@ assay_status sharded_combine_transpose(assay_context *ctx, const sharded_run *ru
 /* The group of a shard's first expert among those that it sorts: 0 where its own come first. */
 int64_t sharded_first_group(const sharded_run *run, int64_t shard);
 int64_t sharded_row_count(const moe_block *block, int64_t expert, int64_t piece);
-void sharded_take_rows(assay_context *ctx, moe_block *block, int64_t expert, int64_t piece);
+void sharded_gather_rows(assay_context *ctx, moe_block *block, int64_t expert, int64_t piece);
 assay_status sharded_alloc_rows(assay_context *ctx, sharded_run *run);
 void sharded_free_rows(moe_block *block);

@@ -6,7 +6,7 @@
 
 /* Gradients of tensors [E]: the sum so far, and a shard's own. NULL: there is no such tensor. */
 typedef struct gate_sums {
-    double *bias, *bias_part, *scale, *scale_part;
+    double *bias, *bias_shard, *scale, *scale_shard;
 } gate_sums;
 
 static assay_status backward_chunk(assay_context *ctx, const sharded_run *run, int64_t c, double *d_routed,
@@ -23,13 +23,13 @@ static assay_status backward_chunk(assay_context *ctx, const sharded_run *run, i
         const bool first = c == 0 && shard == 0;
         double *d_weights = chunk->d_weights + shard * s->copies, *d_logits = d_routed + shard * tokens * experts;
         assay_round(ctx, ASSAY_ROUND_ROUTER, s->copies, d_weights);
-        MUST(assay_routing_backward(ctx, d_logits, first ? sums->bias : sums->bias_part,
-                                    first ? sums->scale : sums->scale_part, d_weights,
+        MUST(assay_routing_backward(ctx, d_logits, first ? sums->bias : sums->bias_shard,
+                                    first ? sums->scale : sums->scale_shard, d_weights,
                                     router->d_lb_loss[shard % losses] / parts, router->d_z_loss[shard % losses] / parts,
                                     &chunk->routings[shard], &inputs, &run->routing));
         assay_round(ctx, ASSAY_ROUND_ROUTER, tokens * experts, d_logits);
-        if (!first && sums->bias != NULL) moe_join(ctx, experts, sums->bias, sums->bias_part);
-        if (!first && sums->scale != NULL) moe_join(ctx, experts, sums->scale, sums->scale_part);
+        if (!first && sums->bias != NULL) moe_join(ctx, experts, sums->bias, sums->bias_shard);
+        if (!first && sums->scale != NULL) moe_join(ctx, experts, sums->scale, sums->scale_shard);
     }
     return sharded_collect(ctx, run, c, experts, ASSAY_ROUND_ROUTER, router->d_logits, d_routed);
 }

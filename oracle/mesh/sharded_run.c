@@ -82,7 +82,7 @@ static assay_status send_tokens(assay_context *ctx, sharded_run *run, int64_t c)
     return sharded_dispatch(ctx, run, chunk, 1, chunk->row_weights, run->sorted);
 }
 
-static void spread_cotangents(sharded_run *run, int64_t c)
+static void scatter_cotangents(sharded_run *run, int64_t c)
 {
     sharded_spread(run, c, (size_t)run->permute.emb_dim * sizeof *run->routed, run->routed, run->block->dy);
     keep_first_shard(run, run->routed);
@@ -94,7 +94,7 @@ static assay_status send_cotangents(assay_context *ctx, sharded_run *run, int64_
     sharded_chunk *chunk = &run->chunks[c];
     const assay_shard_sizes *s = &run->sizes;
     const int64_t dim = run->permute.emb_dim, tokens = run->permute.tokens;
-    spread_cotangents(run, c);
+    scatter_cotangents(run, c);
     for (int64_t shard = 0; shard < s->shards; shard++) {
         MUST(assay_unpermute_backward(ctx, run->sorted + shard * s->copies * dim, NULL,
                                       run->routed + shard * tokens * dim, NULL, chunk->order + shard * s->copies,
@@ -110,7 +110,7 @@ static assay_status combine_weight_gradients(assay_context *ctx, sharded_run *ru
     sharded_chunk *chunk = &run->chunks[c];
     const assay_shard_sizes *s = &run->sizes;
     const int64_t dim = run->permute.emb_dim, tokens = run->permute.tokens;
-    spread_cotangents(run, c);
+    scatter_cotangents(run, c);
     for (int64_t shard = 0; shard < s->shards; shard++) {
         MUST(assay_unpermute_backward(ctx, NULL, chunk->d_weights + shard * s->copies,
                                       run->routed + shard * tokens * dim, run->sorted + shard * s->copies * dim,
@@ -209,7 +209,7 @@ static const moe_placement mesh_placement = {.route = route,
                                              .row_count = sharded_row_count,
                                              .alloc_rows = alloc_rows,
                                              .free_rows = sharded_free_rows,
-                                             .take_rows = sharded_take_rows,
+                                             .gather_rows = sharded_gather_rows,
                                              .finish = finish,
                                              .route_backward = sharded_route_backward,
                                              .given_backward = sharded_given_backward};

@@ -22,11 +22,11 @@ assay_kernel_layout assay_kernel_layout_of(const assay_moe_config *config, const
         .shards = assay_mesh_shards(mesh) / mesh->size[ASSAY_AXIS_DATA],
         .expert_parts = sharding->shard_exp_on_fsdp ? expert * fsdp : expert,
         .hidden_parts = transpose * assay_mesh_size(mesh, ASSAY_AXIS_MLP_TENSOR),
-        .emb_parts = sharding->shard_exp_on_fsdp ? 1 : fsdp,
+        .emb_shards = sharding->shard_exp_on_fsdp ? 1 : fsdp,
         .halves = weight == ASSAY_MLP_WI ? 2 : 1,
         .down = weight == ASSAY_MLP_WO,
     };
-    const int64_t hidden = l.halves * config->moe_mlp_dim / l.hidden_parts, dim = config->emb_dim / l.emb_parts;
+    const int64_t hidden = l.halves * config->moe_mlp_dim / l.hidden_parts, dim = config->emb_dim / l.emb_shards;
     l.experts = config->routing.num_experts / l.expert_parts;
     l.rows = l.down ? hidden : dim;
     l.columns = l.down ? dim : hidden;
@@ -43,14 +43,14 @@ static int64_t place_of(const assay_kernel_layout *l, const assay_sharding *shar
     const int64_t n = shard % hidden_shards, p = shard / hidden_shards % expert_shards;
     const int64_t t = shard / hidden_shards / expert_shards % transpose;
     const int64_t f = shard / hidden_shards / expert_shards / transpose;
-    const int64_t expert_part = l->expert_parts > expert_shards ? p * (l->expert_parts / expert_shards) + f : p;
-    const int64_t hidden_part = t * hidden_shards + n, emb_part = l->emb_parts > 1 ? f : 0;
-    const int64_t row_parts = l->down ? l->hidden_parts : l->emb_parts;
-    const int64_t column_parts = l->down ? l->emb_parts : l->hidden_parts;
-    const int64_t row_part = l->down ? hidden_part : emb_part, column_part = l->down ? emb_part : hidden_part;
-    const int64_t whole_row = ((expert_part * l->experts + expert) * row_parts + row_part) * l->rows + row;
-    return (whole_row * l->halves + half) * (l->columns / l->halves) * column_parts +
-           column_part * (l->columns / l->halves);
+    const int64_t expert_shard = l->expert_parts > expert_shards ? p * (l->expert_parts / expert_shards) + f : p;
+    const int64_t hidden_shard = t * hidden_shards + n, emb_shard = l->emb_shards > 1 ? f : 0;
+    const int64_t row_shards = l->down ? l->hidden_parts : l->emb_shards;
+    const int64_t column_shards = l->down ? l->emb_shards : l->hidden_parts;
+    const int64_t row_shard = l->down ? hidden_shard : emb_shard, column_shard = l->down ? emb_shard : hidden_shard;
+    const int64_t whole_row = ((expert_shard * l->experts + expert) * row_shards + row_shard) * l->rows + row;
+    return (whole_row * l->halves + half) * (l->columns / l->halves) * column_shards +
+           column_shard * (l->columns / l->halves);
 }
 
 /* Between kernels as they lie on shards and whole ones, of `count` numbers. */

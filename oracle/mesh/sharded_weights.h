@@ -11,12 +11,12 @@
 #include "oracle/mesh/sharded_moe.h"
 
 typedef struct assay_kernel_layout {
-    int64_t shards;                  /* W */
-    int64_t experts, rows, columns;  /* of a shard; of fused weights the columns of gate and up */
-    int64_t expert_parts;            /* that E is split into */
-    int64_t hidden_parts, emb_parts; /* H, D */
-    int64_t halves;                  /* of a row: 2 of fused weights */
-    bool down;                       /* wo */
+    int64_t shards;                   /* W */
+    int64_t experts, rows, columns;   /* of a shard; of fused weights the columns of gate and up */
+    int64_t expert_parts;             /* that E is split into */
+    int64_t hidden_parts, emb_shards; /* H, D */
+    int64_t halves;                   /* of a row: 2 of fused weights */
+    bool down;                        /* wo */
 } assay_kernel_layout;
 
 /* weight: ASSAY_MLP_WI, WI_0, WI_1 or WO; of a configuration that was checked. */

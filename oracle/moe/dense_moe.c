@@ -23,7 +23,7 @@ static int64_t row_count(const moe_block *block, int64_t expert)
 
 /* One column of the [T,E] weights. A hash table may name an expert twice: its weights add up, as they do when sparse.
  */
-static void take_rows(moe_block *block)
+static void gather_rows(moe_block *block)
 {
     moe_rows *rows = &block->rows;
     for (int64_t t = 0; t < rows->count; t++) {
@@ -43,4 +43,4 @@ static void combine(assay_context *ctx, moe_block *block)
     if (block->need_row_dx) moe_accumulate(ctx, block->dx, rows->dx, NULL, rows->count, block->emb_dim);
 }
 
-const moe_path moe_path_dense = {plan, row_count, take_rows, combine, NULL};
+const moe_path moe_path_dense = {plan, row_count, gather_rows, combine, NULL};

@@ -75,10 +75,10 @@ static int64_t row_count(const moe_block *block, int64_t expert)
     return block->group_sizes[expert] + (block->slots.row != NULL);
 }
 
-static void take_rows(moe_block *block)
+static void gather_rows(moe_block *block)
 {
     const moe_rows *rows = &block->rows;
-    moe_take_sorted_rows(block);
+    moe_gather_sorted_rows(block);
     if (block->slots.row == NULL) return;
     for (int64_t b = 0, next = 0; b < block->config->routing.batch; b++) {
         for (int64_t position = 0; position < block->capacity; position++) {
@@ -98,4 +98,4 @@ static assay_status finish(assay_context *ctx, moe_block *block)
     return moe_finish_sorted(ctx, block);
 }
 
-const moe_path moe_path_dropping = {plan, row_count, take_rows, NULL, finish};
+const moe_path moe_path_dropping = {plan, row_count, gather_rows, NULL, finish};

@@ -209,7 +209,7 @@ typedef struct moe_placement {
     assay_status (*alloc_rows)(assay_context *ctx, moe_block *block, int64_t most);
     void (*free_rows)(moe_block *block);
     /* block->rows of an expert, all but dy where give_dy is there. */
-    void (*take_rows)(assay_context *ctx, moe_block *block, int64_t expert, int64_t piece);
+    void (*gather_rows)(assay_context *ctx, moe_block *block, int64_t expert, int64_t piece);
     /* Once their y is there; and after they are done. NULL: nothing is left. */
     void (*give_dy)(assay_context *ctx, moe_block *block);
     void (*combine)(assay_context *ctx, moe_block *block);
@@ -238,7 +238,7 @@ typedef struct moe_path {
     assay_status (*plan)(assay_context *ctx, moe_block *block);
     int64_t (*row_count)(const moe_block *block, int64_t expert);
     /* tokens, weights and places of the rows of rows->expert. */
-    void (*take_rows)(moe_block *block);
+    void (*gather_rows)(moe_block *block);
     /* After an expert is done; NULL: nothing yet. */
     void (*combine)(assay_context *ctx, moe_block *block);
     /* After all are: y and dx; NULL: they are there. */
@@ -247,7 +247,7 @@ typedef struct moe_path {
 
 extern const moe_path moe_path_dense, moe_path_sparse, moe_path_dropping;
 /* Shared by sparse and dropping. */
-void moe_take_sorted_rows(moe_block *block);
+void moe_gather_sorted_rows(moe_block *block);
 assay_status moe_finish_sorted(assay_context *ctx, moe_block *block);
 
 /* Rows: parallel over them, the same bits for any number of threads and instruction set. tokens NULL: row i is token i;

@@ -43,7 +43,7 @@ static assay_status run_expert(assay_context *ctx, moe_block *block, int64_t exp
     bool read = false;
     moe_mlp_begin(mlp);
     for (int64_t i = 0; i < block->split.pieces; i++) {
-        block->placement->take_rows(ctx, block, expert, i);
+        block->placement->gather_rows(ctx, block, expert, i);
         if (block->rows.count == 0) continue;
         if (!read) MUST(moe_mlp_read_weights(ctx, mlp, expert));
         read = true;

@@ -226,7 +226,7 @@ static void unweigh_rows(const assay_context *ctx, moe_block *block)
     weigh_rows(ctx, block, rows->dx);
 }
 
-static void take_rows(assay_context *ctx, moe_block *block, int64_t expert, int64_t piece)
+static void gather_rows(assay_context *ctx, moe_block *block, int64_t expert, int64_t piece)
 {
     moe_rows *rows = &block->rows;
     const double *x = block->llama4 ? block->scaled_x : block->x;
@@ -240,7 +240,7 @@ static void take_rows(assay_context *ctx, moe_block *block, int64_t expert, int6
     rows->count = row_count(block, expert, piece);
     rows->x = is_dense(block) ? x : block->rows_x;
     rows->dy = block->rows_dy;
-    block->path->take_rows(block);
+    block->path->gather_rows(block);
     if (!is_dense(block)) moe_gather(ctx, block->rows_x, x, rows->tokens, NULL, rows->count, block->emb_dim);
     if (block->config->weight_on_input) weigh_rows(ctx, block, block->rows_x);
 }
@@ -315,7 +315,7 @@ const moe_placement moe_one_device = {.route = route,
                                       .row_count = row_count,
                                       .alloc_rows = alloc_rows,
                                       .free_rows = free_rows,
-                                      .take_rows = take_rows,
+                                      .gather_rows = gather_rows,
                                       .give_dy = give_dy,
                                       .combine = combine,
                                       .finish = finish,

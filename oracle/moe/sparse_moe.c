@@ -22,7 +22,7 @@ static int64_t row_count(const moe_block *block, int64_t expert)
     return block->group_sizes[expert];
 }
 
-void moe_take_sorted_rows(moe_block *block)
+void moe_gather_sorted_rows(moe_block *block)
 {
     moe_rows *rows = &block->rows;
     for (int64_t i = 0; i < rows->count; i++) {
@@ -45,4 +45,4 @@ assay_status moe_finish_sorted(assay_context *ctx, moe_block *block)
     return ASSAY_OK;
 }
 
-const moe_path moe_path_sparse = {plan, row_count, moe_take_sorted_rows, NULL, moe_finish_sorted};
+const moe_path moe_path_sparse = {plan, row_count, moe_gather_sorted_rows, NULL, moe_finish_sorted};

@@ -49,7 +49,7 @@ static segment cut(const attention_rows *rows, double *scratch)
  * what is left for probabilities. */
 static double gate_row(const assay_context *ctx, int64_t wide, double *dout, double gate, int64_t row)
 {
-    if (assay_takes_third_form_at(ctx, row)) return gate;
+    if (assay_uses_third_form_at(ctx, row)) return gate;
     for (int64_t d = 0; d < wide; d++) dout[d] *= gate;
     assay_round(ctx, ASSAY_ROUND_STORAGE, wide, dout);
     return 1;
@@ -93,7 +93,7 @@ static void set_factor(const assay_context *ctx, const segment *s, const double 
 {
     double largest = -INFINITY, *dout = s->dout + i * wide;
     for (int64_t j = 0; j < count; j++) largest = p[j] > largest ? p[j] : largest;
-    const double sum = assay_takes_second_form_at(ctx, i) ? assay_exp(s->lse[i] - largest) : 1;
+    const double sum = assay_uses_second_form_at(ctx, i) ? assay_exp(s->lse[i] - largest) : 1;
     if (sum >= 0.5 && sum <= 2 * (double)count) { /* else the row's largest score is not among these */
         for (int64_t d = 0; d < wide && sum != 1; d++) dout[d] /= sum;
         s->factor[i] *= sum;
@@ -235,7 +235,7 @@ static assay_status sink_gradients(assay_context *ctx, const backward_job *job, 
             const bool padding = segments != NULL && segments[t] == 0;
             const double sink = job->in->sinks[head];
             /* 1 less the gate is the same, as the derivative of a sigmoid has it, and loses digits */
-            const double share = assay_is_staged(ctx) || assay_takes_second_form_at(ctx, t)
+            const double share = assay_is_staged(ctx) || assay_uses_second_form_at(ctx, t)
                                      ? 1 - attention_gate(ctx, lse, sink)
                                      : attention_sink_share(ctx, lse, sink);
             p[t] = padding ? 0 : -share;

@@ -11,7 +11,7 @@
 
 enum {
     ATTENTION_BLOCK = 128,  /* rows of queries */
-    ATTENTION_PARTS = 8,    /* of keys, at most, that an emulated row is merged from */
+    ATTENTION_SPLITS = 8,   /* of keys, at most, that an emulated row is merged from */
     ATTENTION_TRIANGLE = 8, /* the largest triangle that is done row by row */
 };
 
@@ -55,7 +55,7 @@ typedef enum attention_form { ATTENTION_DIVIDED_FIRST, ATTENTION_DIVIDED_LAST, A
 /* How a row is made: fewer than 2 parts: nothing is merged; sink NULL: there is none. */
 typedef struct attention_softmax {
     attention_form form;
-    int64_t parts;
+    int64_t splits;
     const double *sink;
 } attention_softmax;
 

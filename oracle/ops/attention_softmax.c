@@ -56,21 +56,21 @@ static double sum_row(const assay_context *ctx, const double *p, int64_t count)
     return sum;
 }
 
-/* Half of the rows that are merged have two parts, whose errors are the largest; the others up to ATTENTION_PARTS. */
-static int64_t parts_of(const assay_context *ctx, int64_t row)
+/* Half of the rows that are merged have two parts, whose errors are the largest; the others up to ATTENTION_SPLITS. */
+static int64_t splits_of(const assay_context *ctx, int64_t row)
 {
-    if (!assay_takes_third_form_at(ctx, row)) return 1;
-    return assay_turn_at(ctx, 2 * row, 2) == 0 ? 2 : 3 + assay_turn_at(ctx, 2 * row + 1, ATTENTION_PARTS - 2);
+    if (!assay_uses_third_form_at(ctx, row)) return 1;
+    return assay_turn_at(ctx, 2 * row, 2) == 0 ? 2 : 3 + assay_turn_at(ctx, 2 * row + 1, ATTENTION_SPLITS - 2);
 }
 
 attention_softmax attention_softmax_of(const assay_context *ctx, int64_t row, const double *sink)
 {
-    const bool last = assay_takes_second_form_at(ctx, row);
-    const bool gated = !last && sink != NULL && assay_takes_third_form_at(ctx, row);
+    const bool last = assay_uses_second_form_at(ctx, row);
+    const bool gated = !last && sink != NULL && assay_uses_third_form_at(ctx, row);
     return (attention_softmax){.form = last    ? ATTENTION_DIVIDED_LAST
                                        : gated ? ATTENTION_GATED_FIRST
                                                : ATTENTION_DIVIDED_FIRST,
-                               .parts = parts_of(ctx, row),
+                               .splits = splits_of(ctx, row),
                                .sink = sink};
 }
 
@@ -86,29 +86,30 @@ static double rounded_log(const assay_context *ctx, double x)
  * take turns here too, and draw the number of parts. Exponentials of a row, of the sum
  * `sum`, become what such a kernel weighs with, times that sum; returns its lse. Not where the rounding of an lse is no small error any
  * more: no correct kernel has that. */
-static double merge_parts(const assay_context *ctx, double *p, int64_t count, int64_t parts, double largest, double sum)
+static double merge_splits(const assay_context *ctx, double *p, int64_t count, int64_t splits, double largest,
+                           double sum)
 {
-    double lse[ATTENTION_PARTS], sums[ATTENTION_PARTS], weights[ATTENTION_PARTS];
+    double lse[ATTENTION_SPLITS], sums[ATTENTION_SPLITS], weights[ATTENTION_SPLITS];
     const double whole = largest + rounded_log(ctx, sum);
     bool small = true;
-    for (int64_t part = 0; part < parts; part++) {
-        const int64_t begin = count * part / parts;
-        sums[part] = sum_row(ctx, p + begin, count * (part + 1) / parts - begin);
-        lse[part] = largest + rounded_log(ctx, sums[part]);
+    for (int64_t split = 0; split < splits; split++) {
+        const int64_t begin = count * split / splits;
+        sums[split] = sum_row(ctx, p + begin, count * (split + 1) / splits - begin);
+        lse[split] = largest + rounded_log(ctx, sums[split]);
     }
-    memcpy(weights, lse, (size_t)parts * sizeof *lse);
-    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, parts, lse);
-    for (int64_t part = 0; part < parts; part++) small &= !(fabs(lse[part] - weights[part]) > 0.5);
+    memcpy(weights, lse, (size_t)splits * sizeof *lse);
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, splits, lse);
+    for (int64_t split = 0; split < splits; split++) small &= !(fabs(lse[split] - weights[split]) > 0.5);
     if (!small) return whole;
-    for (int64_t part = 0; part < parts; part++) weights[part] = assay_exp(lse[part] - largest);
-    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, parts, weights);
-    const double merged = largest + rounded_log(ctx, sum_row(ctx, weights, parts));
+    for (int64_t split = 0; split < splits; split++) weights[split] = assay_exp(lse[split] - largest);
+    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, splits, weights);
+    const double merged = largest + rounded_log(ctx, sum_row(ctx, weights, splits));
     double stored = merged;
     assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &stored);
     if (fabs(stored - merged) > 0.5) return whole;
-    for (int64_t part = 0; part < parts; part++) {
-        const double factor = sums[part] > 0 ? sum * (assay_exp(lse[part] - stored) / sums[part]) : 0;
-        for (int64_t j = count * part / parts; j < count * (part + 1) / parts; j++) p[j] *= factor;
+    for (int64_t split = 0; split < splits; split++) {
+        const double factor = sums[split] > 0 ? sum * (assay_exp(lse[split] - stored) / sums[split]) : 0;
+        for (int64_t j = count * split / splits; j < count * (split + 1) / splits; j++) p[j] *= factor;
     }
     return stored;
 }
@@ -125,7 +126,7 @@ double attention_softmax_row(const assay_context *ctx, const attention_softmax *
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, count, p);
     const double sum = sum_row(ctx, p, count);
     const double lse =
-        how->parts > 1 ? merge_parts(ctx, p, count, how->parts, largest, sum) : largest + rounded_log(ctx, sum);
+        how->splits > 1 ? merge_splits(ctx, p, count, how->splits, largest, sum) : largest + rounded_log(ctx, sum);
     const double gate = how->form == ATTENTION_GATED_FIRST ? attention_gate(ctx, lse, *how->sink) : 1;
     *divisor = last ? sum : 1;
     for (int64_t j = 0; j < count && !last; j++) p[j] = p[j] / sum * gate;

@@ -29,7 +29,7 @@ static void add_row_by_row(const assay_context *ctx, const attention_triangle *t
 }
 
 /* The part of it that lies in the rows and columns [first, end). */
-static assay_status add_part(assay_context *ctx, const attention_triangle *t, int64_t first, int64_t end)
+static assay_status add_block(assay_context *ctx, const attention_triangle *t, int64_t first, int64_t end)
 {
     const int64_t middle = first + (end - first) / 2;
     const int64_t to = t->transpose ? first : middle, from = t->transpose ? middle : first;
@@ -43,9 +43,9 @@ static assay_status add_part(assay_context *ctx, const attention_triangle *t, in
         add_row_by_row(ctx, t, first, end);
         return ASSAY_OK;
     }
-    MUST(add_part(ctx, t, first, middle));
+    MUST(add_block(ctx, t, first, middle));
     MUST(assay_matmul(ctx, &square));
-    return add_part(ctx, t, middle, end);
+    return add_block(ctx, t, middle, end);
 }
 
 assay_status attention_add_triangle(assay_context *ctx, const attention_triangle *triangle)
@@ -55,5 +55,5 @@ assay_status attention_add_triangle(assay_context *ctx, const attention_triangle
         const int64_t to = t->transpose ? i + 1 : i, from = t->transpose ? i : i + 1;
         assay_add_scaled(ctx, t->width, t->w[i * t->ld + i + 1], t->x + from * t->width, t->y + to * t->width);
     }
-    return add_part(ctx, triangle, 0, triangle->size);
+    return add_block(ctx, triangle, 0, triangle->size);
 }

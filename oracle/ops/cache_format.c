@@ -374,7 +374,7 @@ static double scale_at(const assay_context *ctx, const assay_cache_config *c, ca
     for (int i = 0; i < size; i++) bits |= (uint32_t)at[i] << (8 * i);
     put_bytes(bytes, changed_bits(change, bits), size);
     double scale = number_of(type, bytes, size);
-    if (assay_takes_second_form(ctx)) assay_round(ctx, ASSAY_ROUND_STORAGE, 1, &scale);
+    if (assay_uses_second_form(ctx)) assay_round(ctx, ASSAY_ROUND_STORAGE, 1, &scale);
     return scale;
 }
 

@@ -120,7 +120,7 @@ static attention_softmax softmax_of(const assay_context *ctx, const decode_rows 
     const bool sink = r->cached.in->sinks != NULL && config_of(r)->parts == 0;
     attention_softmax how =
         attention_softmax_of(ctx, row, sink ? &r->cached.in->sinks[row % config_of(r)->heads] : NULL);
-    if (config_of(r)->parts > 0) how.parts = 1;
+    if (config_of(r)->parts > 0) how.splits = 1;
     return how;
 }
 
@@ -165,9 +165,9 @@ static void soften_row(const assay_context *ctx, const decode_rows *r, int64_t i
     for (int64_t j = seen.begin; j < seen.end && scale != 1; j++) p[j] *= scale;
     attention_cap(ctx, c->soft_cap, p + seen.begin, NULL, seen.end - seen.begin);
     if (d->change != NOTHING) add_masked(d, decode_weighed(d, token_of(r, i)), seen, p);
-    for (int64_t part = 0; part < decode_parts(c); part++) {
-        const decode_keys keys = decode_seen_of_part(d, token_of(r, i), part);
-        const int64_t end = decode_overlap(seen, decode_part(d, part)).end;
+    for (int64_t part = 0; part < decode_splits(c); part++) {
+        const decode_keys keys = decode_seen_of_split(d, token_of(r, i), part);
+        const int64_t end = decode_overlap(seen, decode_split(d, part)).end;
         double *to = &lse[part * rows + decode_place_of_lse(c, row)];
         const bool other = d->change == LARGEST || d->change == LSE_OF_PIECE;
         const double natural = other && keys.begin < keys.end ? other_lse(d->change, p, keys) : 0;
@@ -184,7 +184,7 @@ static void finish_row(const assay_context *ctx, const decode_rows *r, int64_t i
 {
     const assay_decode_config *c = config_of(r);
     const attention_softmax how = softmax_of(ctx, r, i);
-    const decode_keys keys = decode_seen_of_part(&r->cached, token_of(r, i), part);
+    const decode_keys keys = decode_seen_of_split(&r->cached, token_of(r, i), part);
     memcpy(out, r->out + i * c->v_dim, (size_t)c->v_dim * sizeof *out);
     if (keys.begin == keys.end) return;
     attention_divide_row(out, c->v_dim, r->divisors[part * DECODE_ROWS + i]);
@@ -195,13 +195,13 @@ static void finish_row(const assay_context *ctx, const decode_rows *r, int64_t i
 static assay_status attend_rows(assay_context *ctx, const decode_rows *r, const double *query, double *out, double *lse)
 {
     const assay_decode_config *c = config_of(r);
-    const int64_t parts = decode_parts(c), rows = c->batch * c->sequence * c->heads;
+    const int64_t parts = decode_splits(c), rows = c->batch * c->sequence * c->heads;
     gather_queries(ctx, r, query);
     MUST(make_scores(ctx, r));
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = 0; i < r->count; i++) soften_row(ctx, r, i, lse);
     for (int64_t part = 0; part < parts; part++) {
-        MUST(weigh_values(ctx, r, decode_overlap(r->keys, decode_part(&r->cached, part))));
+        MUST(weigh_values(ctx, r, decode_overlap(r->keys, decode_split(&r->cached, part))));
         for (int64_t i = 0; i < r->count; i++) {
             const int64_t row = part * rows + row_of(r, i);
             finish_row(ctx, r, i, part, out + row * c->v_dim, lse[part * rows + decode_place_of_lse(c, row_of(r, i))]);
@@ -223,7 +223,7 @@ static assay_status attend(assay_context *ctx, const assay_decode_config *c, con
         longest = decode_read_length(&r.cached) > longest ? decode_read_length(&r.cached) : longest;
     MUST(assay_alloc_f64(ctx, "scores", block * longest, &p));
     MUST(assay_alloc_f64(ctx, "scratch of attention",
-                         block * (c->width + c->v_dim) + KEYS * widest + decode_parts(c) * DECODE_ROWS, &scratch));
+                         block * (c->width + c->v_dim) + KEYS * widest + decode_splits(c) * DECODE_ROWS, &scratch));
     r.p = p;
     r.query = scratch;
     r.gathered = r.query + block * c->width;
@@ -263,7 +263,7 @@ assay_status decode_attend(assay_context *ctx, const assay_decode_config *c, con
     assay_decode_config split = *c;
     OWNED double *partial_out = NULL;
     OWNED double *partial_lse = NULL;
-    if (c->parts > 0 || !assay_takes_third_form_at(ctx, 0)) return attend(ctx, c, in, query, out, lse);
+    if (c->parts > 0 || !assay_uses_third_form_at(ctx, 0)) return attend(ctx, c, in, query, out, lse);
     split.parts = 2 + assay_turn_at(ctx, 0, 2);
     MUST(assay_alloc_f64(ctx, "partial results", split.parts * rows * c->v_dim, &partial_out));
     MUST(assay_alloc_f64(ctx, "partial log-sum-exps", split.parts * rows, &partial_lse));

@@ -63,7 +63,7 @@ assay_status assay_decode_check(assay_context *ctx, const assay_decode_config *c
     MUST(assay_checked_count(ctx, "cache", 4, (int64_t[]){c->pages, c->stride, c->kv_heads, c->width}, &count));
     MUST(assay_checked_count(ctx, "scores", 3, (int64_t[]){DECODE_ROWS, c->page, keys}, &count));
     return assay_checked_count(ctx, "checkpoints/partial_out", 5,
-                               (int64_t[]){decode_parts(c), c->batch, c->sequence, c->heads, assay_decode_out_dim(c)},
+                               (int64_t[]){decode_splits(c), c->batch, c->sequence, c->heads, assay_decode_out_dim(c)},
                                &count);
 }
 
@@ -152,8 +152,8 @@ static assay_status attend_listed(assay_context *ctx, const assay_decode_config 
     assay_decode_inputs listed = *in;
     OWNED int32_t *entries = NULL;
     OWNED double *by_token = NULL;
-    MUST(assay_alloc_i32(ctx, "lists of rows", tokens * (c->topk + decode_parts(c) + 2), &entries));
-    MUST(assay_alloc_f64(ctx, "lse of tokens", decode_parts(c) * rows, &by_token));
+    MUST(assay_alloc_i32(ctx, "lists of rows", tokens * (c->topk + decode_splits(c) + 2), &entries));
+    MUST(assay_alloc_f64(ctx, "lse of tokens", decode_splits(c) * rows, &by_token));
     decode_lists lists = {
         .rows = entries, .counts = entries + tokens * c->topk, .starts = entries + tokens * (c->topk + 1)};
     decode_list(ctx, c, in, &lists);
@@ -163,9 +163,9 @@ static assay_status attend_listed(assay_context *ctx, const assay_decode_config 
     each.max_pages = c->topk;
     listed.block_table = lists.rows;
     listed.cache_seqlens = lists.counts;
-    listed.part_starts = c->parts > 0 ? lists.starts : NULL;
+    listed.split_starts = c->parts > 0 ? lists.starts : NULL;
     MUST(attend_keys(ctx, &each, &listed, out, by_token));
-    for (int64_t i = 0; i < decode_parts(c) * rows; i++)
+    for (int64_t i = 0; i < decode_splits(c) * rows; i++)
         lse[i / rows * rows + decode_place_of_lse(c, i % rows)] = by_token[i];
     return ASSAY_OK;
 }

@@ -46,7 +46,7 @@ typedef struct assay_decode_inputs {
     const int32_t *block_table, *cache_seqlens;
     const int32_t *indices, *topk_length; /* topk_length NULL: all entries */
     const double *kernel, *sinks;         /* NULL: none */
-    const int32_t *part_starts;           /* [B,parts+1]; NULL: they follow from the length */
+    const int32_t *split_starts;          /* [B,parts+1]; NULL: they follow from the length */
 } assay_decode_inputs;
 
 /* Numbers of a row of attention_out. */
@@ -60,8 +60,8 @@ int64_t assay_decode_listed_row(const assay_decode_config *config, const assay_d
                                 int64_t entry);
 
 /* How many keys of a part a token sees. */
-int64_t assay_decode_keys_of_part(const assay_decode_config *config, const assay_decode_inputs *in, int64_t part,
-                                  int64_t sequence, int64_t token);
+int64_t assay_decode_keys_of_split(const assay_decode_config *config, const assay_decode_inputs *in, int64_t part,
+                                   int64_t sequence, int64_t token);
 
 assay_status assay_decode_check(assay_context *ctx, const assay_decode_config *config);
 /* "inputs/block_table[1,2] is 9, expected 0 to 7 (pagedattn_num_pages): sequence 1 has 70 keys" */

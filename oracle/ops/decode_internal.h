@@ -72,13 +72,13 @@ typedef struct decode_keys {
 } decode_keys;
 decode_keys decode_overlap(decode_keys a, decode_keys b);
 
-int64_t decode_parts(const assay_decode_config *config); /* 1 where none are named */
+int64_t decode_splits(const assay_decode_config *config); /* 1 where none are named */
 int64_t decode_length(const decode_cached *cached);
 int64_t decode_read_length(const decode_cached *cached); /* keys that are read: in two mutants, whole pages */
 /* Those that a token sees; of a part, or of all where none are named; and those of a part that a token sees. */
 decode_keys decode_seen(const decode_cached *cached, int64_t token);
-decode_keys decode_part(const decode_cached *cached, int64_t part);
-decode_keys decode_seen_of_part(const decode_cached *cached, int64_t token, int64_t part);
+decode_keys decode_split(const decode_cached *cached, int64_t part);
+decode_keys decode_seen_of_split(const decode_cached *cached, int64_t token, int64_t part);
 /* What a token's softmax runs over, and what is read for some tokens: in mutants more than they see. */
 decode_keys decode_weighed(const decode_cached *cached, int64_t token);
 decode_keys decode_read(const decode_cached *cached, int64_t first, int64_t last);

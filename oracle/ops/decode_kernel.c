@@ -34,7 +34,7 @@ static assay_status absorb_queries(assay_context *ctx, const assay_decode_config
 static assay_status release_outputs(assay_context *ctx, const assay_decode_config *c, const assay_decode_inputs *in,
                                     double *latent, double *out)
 {
-    const int64_t tokens = decode_parts(c) * c->batch * c->sequence, wide = c->nope + c->out_dim;
+    const int64_t tokens = decode_splits(c) * c->batch * c->sequence, wide = c->nope + c->out_dim;
     assay_round(ctx, ASSAY_ROUND_STORAGE, tokens * c->heads * c->v_dim, latent);
     for (int64_t head = 0; head < c->heads; head++) {
         assay_matmul_args product = assay_product_ab(out + head * c->out_dim, latent + head * c->v_dim,
@@ -55,7 +55,7 @@ static assay_status attend_absorbed(assay_context *ctx, const assay_decode_confi
     OWNED double *query = NULL;
     OWNED double *latent = NULL;
     MUST(assay_alloc_f64(ctx, "absorbed query", rows * c->width, &query));
-    MUST(assay_alloc_f64(ctx, "latent output", decode_parts(c) * rows * c->v_dim, &latent));
+    MUST(assay_alloc_f64(ctx, "latent output", decode_splits(c) * rows * c->v_dim, &latent));
     MUST(absorb_queries(ctx, c, in, query));
     MUST(decode_attend(ctx, c, in, query, latent, lse));
     return release_outputs(ctx, c, in, latent, out);
@@ -120,13 +120,13 @@ static assay_status attend_expanded(assay_context *ctx, const assay_decode_confi
     }
     for (int64_t i = 0; i < c->batch * c->parts; i++) {
         const decode_cached d = {.config = c, .in = in, .sequence = i / c->parts};
-        const decode_keys part = decode_part(&d, i % c->parts);
+        const decode_keys part = decode_split(&d, i % c->parts);
         starts[i + d.sequence] = (int32_t)part.begin;
         starts[i + d.sequence + 1] = (int32_t)part.end;
     }
     expanded.key_cache = key;
     expanded.value_cache = value;
-    expanded.part_starts = c->parts > 0 ? starts : NULL;
+    expanded.split_starts = c->parts > 0 ? starts : NULL;
     return decode_attend(ctx, &heads, &expanded, query, out, lse);
 }
 
@@ -136,6 +136,6 @@ assay_status decode_attend_from_kernel(assay_context *ctx, const assay_decode_co
     int64_t longest = 1;
     for (int64_t b = 0; b < c->batch; b++) longest = in->cache_seqlens[b] > longest ? in->cache_seqlens[b] : longest;
     const int64_t numbers = c->batch * longest * c->heads * (c->nope + c->width - c->v_dim + c->out_dim);
-    return assay_takes_second_form(ctx) && numbers <= EXPANDED ? attend_expanded(ctx, c, in, longest, out, lse)
-                                                               : attend_absorbed(ctx, c, in, out, lse);
+    return assay_uses_second_form(ctx) && numbers <= EXPANDED ? attend_expanded(ctx, c, in, longest, out, lse)
+                                                              : attend_absorbed(ctx, c, in, out, lse);
 }

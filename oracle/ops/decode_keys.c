@@ -28,7 +28,7 @@ int64_t decode_place_of_lse(const assay_decode_config *c, int64_t row)
     return (token / c->sequence * c->heads + row % c->heads) * c->sequence + token % c->sequence;
 }
 
-int64_t decode_parts(const assay_decode_config *config)
+int64_t decode_splits(const assay_decode_config *config)
 {
     return config->parts > 0 ? config->parts : 1;
 }
@@ -141,11 +141,11 @@ decode_keys decode_read(const decode_cached *d, int64_t first, int64_t last)
     return d->change == TAIL_WEIGHED ? (decode_keys){keys.begin, decode_read_length(d)} : keys;
 }
 
-decode_keys decode_part(const decode_cached *d, int64_t part)
+decode_keys decode_split(const decode_cached *d, int64_t part)
 {
     const assay_decode_config *c = d->config;
     const int64_t keys = decode_read_length(d), context = context_of(d), unit = c->max_pages > 0 ? c->page : 1;
-    const int32_t *given = d->in->part_starts;
+    const int32_t *given = d->in->split_starts;
     const int32_t *starts = given == NULL ? NULL : given + d->sequence * (c->parts + 1);
     int64_t size = c->chunk, end = keys;
     if (c->parts == 0) return (decode_keys){0, keys};
@@ -158,9 +158,9 @@ decode_keys decode_part(const decode_cached *d, int64_t part)
     return (decode_keys){begin, begin + size < end ? begin + size : end};
 }
 
-decode_keys decode_seen_of_part(const decode_cached *d, int64_t token, int64_t part)
+decode_keys decode_seen_of_split(const decode_cached *d, int64_t token, int64_t part)
 {
-    const decode_keys keys = decode_part(d, part), seen = decode_overlap(decode_weighed(d, token), keys);
+    const decode_keys keys = decode_split(d, part), seen = decode_overlap(decode_weighed(d, token), keys);
     if (d->change != CAUSAL_CONTEXT || part == d->config->parts - 1) return seen;
     return decode_overlap(seen, (decode_keys){0, keys.end - d->config->sequence + token + 1});
 }

@@ -42,10 +42,10 @@ int64_t assay_decode_listed_row(const assay_decode_config *config, const assay_d
 }
 
 /* The entries of a part, or all that are read. */
-static decode_keys entries_of_part(const assay_decode_config *c, const assay_decode_inputs *in, decode_change change,
-                                   int64_t token, int64_t part)
+static decode_keys entries_of_split(const assay_decode_config *c, const assay_decode_inputs *in, decode_change change,
+                                    int64_t token, int64_t part)
 {
-    const int64_t all = entries_of(c, in, change, token), size = (all + decode_parts(c) - 1) / decode_parts(c);
+    const int64_t all = entries_of(c, in, change, token), size = (all + decode_splits(c) - 1) / decode_splits(c);
     return decode_overlap((decode_keys){part * size, (part + 1) * size}, (decode_keys){0, all});
 }
 
@@ -54,10 +54,10 @@ void decode_list(const assay_context *ctx, const assay_decode_config *c, const a
 {
     const decode_change change = decode_change_of(ctx, c);
     for (int64_t token = 0; token < c->batch * c->sequence; token++) {
-        int32_t *rows = lists->rows + token * c->topk, *starts = lists->starts + token * (decode_parts(c) + 1);
+        int32_t *rows = lists->rows + token * c->topk, *starts = lists->starts + token * (decode_splits(c) + 1);
         int32_t count = 0;
-        for (int64_t part = 0; part < decode_parts(c); part++) {
-            const decode_keys entries = entries_of_part(c, in, change, token, part);
+        for (int64_t part = 0; part < decode_splits(c); part++) {
+            const decode_keys entries = entries_of_split(c, in, change, token, part);
             starts[part] = count;
             for (int64_t entry = entries.begin; entry < entries.end; entry++) {
                 const int64_t row = listed_row(c, in, change, token, entry);
@@ -69,17 +69,17 @@ void decode_list(const assay_context *ctx, const assay_decode_config *c, const a
     }
 }
 
-int64_t assay_decode_keys_of_part(const assay_decode_config *c, const assay_decode_inputs *in, int64_t part,
-                                  int64_t sequence, int64_t token)
+int64_t assay_decode_keys_of_split(const assay_decode_config *c, const assay_decode_inputs *in, int64_t part,
+                                   int64_t sequence, int64_t token)
 {
     const decode_cached d = {.config = c, .in = in, .sequence = sequence};
     int64_t count = 0;
     if (c->topk == 0) {
-        const decode_keys keys = decode_seen_of_part(&d, token, part);
+        const decode_keys keys = decode_seen_of_split(&d, token, part);
         return keys.end - keys.begin;
     }
     token += sequence * c->sequence;
-    const decode_keys entries = entries_of_part(c, in, NOTHING, token, part);
+    const decode_keys entries = entries_of_split(c, in, NOTHING, token, part);
     for (int64_t entry = entries.begin; entry < entries.end; entry++)
         count += listed_row(c, in, NOTHING, token, entry) >= 0;
     return count;

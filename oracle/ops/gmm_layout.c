@@ -93,8 +93,8 @@ void assay_gmm_pack(double *packed, const double *spread, int64_t width, const i
     }
 }
 
-void assay_gmm_spread(double *spread, int64_t count, const double *packed, int64_t width, const int64_t *places,
-                      int64_t rows)
+void assay_gmm_scatter(double *spread, int64_t count, const double *packed, int64_t width, const int64_t *places,
+                       int64_t rows)
 {
     memset(spread, 0, (size_t)(count * width) * sizeof *spread);
     for (int64_t row = 0; row < rows; row++) {

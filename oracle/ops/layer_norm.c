@@ -52,7 +52,7 @@ static double normalise(const assay_context *ctx, double *n, const double *x, in
     for (int64_t i = 0; i < dim; i++) n[i] = x[i] - mean;
     double variance = assay_dot(ctx, dim, n, n) / (double)dim;
     variance += 0.7 * sqrt(variance) * moved_a_little(ctx, mean);
-    if (assay_takes_inaccurate_form_at(ctx, row)) variance += error_of_squares(ctx, x, dim, mean);
+    if (assay_uses_inaccurate_form_at(ctx, row)) variance += error_of_squares(ctx, x, dim, mean);
     double rstd = 1 / sqrt((variance > 0 ? variance : 0) + epsilon);
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &rstd);
     for (int64_t i = 0; i < dim; i++) n[i] *= rstd;
@@ -97,7 +97,7 @@ void assay_layer_norm_backward(const assay_context *ctx, double *dx, double *dsc
         const int64_t at = row * dim;
         const double rstd = normalise(ctx, n + at, x + at, dim, epsilon, row);
         /* Where the gradient of x cancels, as of two numbers, an error of n shows that is lost once n is stored. */
-        const bool kept = assay_takes_second_form(ctx);
+        const bool kept = assay_uses_second_form(ctx);
         if (!kept) assay_round(ctx, ASSAY_ROUND_STORAGE, dim, n + at);
         if (dx != NULL) backward_row(ctx, dx + at, dy + at, n + at, scale, rstd, dim);
         if (kept) assay_round(ctx, ASSAY_ROUND_STORAGE, dim, n + at);

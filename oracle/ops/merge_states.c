@@ -181,7 +181,7 @@ static void merge_row(const assay_context *ctx, const row *r, double *out, doubl
     for (int64_t p = 0; p < c->states; p++) largest = fmax(largest, lse_of(ctx, r, p));
     if (isinf(largest)) return;
     const double natural =
-        assay_takes_second_form(ctx) ? merge_in_turn(ctx, r, out, NULL, NULL) : merge_all(ctx, r, out, largest);
+        assay_uses_second_form(ctx) ? merge_in_turn(ctx, r, out, NULL, NULL) : merge_all(ctx, r, out, largest);
     const double gate = gate_of(ctx, r, natural);
     for (int64_t d = 0; d < c->v_dim && gate != 1; d++) out[d] *= gate;
     *lse = c->base_2 ? natural / LN_2 : natural;
@@ -321,7 +321,7 @@ assay_status assay_merge_states_backward(assay_context *ctx, const assay_merge_s
 {
     const assay_merge_states_config *c = call->config;
     const int64_t tokens = c->batch * c->sequence;
-    const bool in_turn = assay_takes_second_form(ctx);
+    const bool in_turn = assay_uses_second_form(ctx);
     OWNED double *scratch = NULL;
     OWNED double *room = NULL;
     if (in_turn) MUST(assay_alloc_f64(ctx, "merges one after the other", row_count(c) * room_in_turn(c), &room));

@@ -55,7 +55,7 @@ static void normalise(const assay_context *ctx, double *normalised, const double
  * all errors of dscale's terms go one way where rstd is so near 1 that each x rstd is x again. */
 static bool keeps_normalised(const assay_context *ctx)
 {
-    return assay_takes_second_form(ctx) || (ctx->emulation != NULL && ctx->emulation->nearest);
+    return assay_uses_second_form(ctx) || (ctx->emulation != NULL && ctx->emulation->nearest);
 }
 
 /* dx holds g = dy * scale; rstd (g - n mean(g n)) with n = x rstd, rounded. */

@@ -8,11 +8,11 @@ void quad_attention(quad_tape *t, const void *self)
     const assay_attention_config *c = self;
     const int64_t b = c->batch, s = c->sequence, kv = c->kv_heads == 0 ? c->heads : c->kv_heads;
     quad_node lse;
-    const quad_node out = quad_attend(t, c, quad_given(t, "inputs/query", b * s, c->heads * c->qk_dim),
-                                      quad_given(t, "inputs/key", b * s, kv * c->qk_dim),
-                                      quad_given(t, "inputs/value", b * s, kv * c->v_dim),
-                                      quad_given_optional(t, "weights/sinks", 1, c->heads),
-                                      quad_given_indices_optional(t, "inputs/segment_ids", b * s), &lse);
+    const quad_node out = quad_attend(t, c, quad_input(t, "inputs/query", b * s, c->heads * c->qk_dim),
+                                      quad_input(t, "inputs/key", b * s, kv * c->qk_dim),
+                                      quad_input(t, "inputs/value", b * s, kv * c->v_dim),
+                                      quad_input_optional(t, "weights/sinks", 1, c->heads),
+                                      quad_input_indices_optional(t, "inputs/segment_ids", b * s), &lse);
     quad_put(t, "outputs/attention_out", assay_shape_of(4, b, s, c->heads, c->v_dim), out);
     quad_put(t, "outputs/lse", assay_shape_of(3, b, c->heads, s), lse);
 }
@@ -28,7 +28,7 @@ quad quad_softmax_scale(const assay_mla_config *config)
 
 static quad_node linear(quad_tape *t, const assay_mla_config *c, quad_node x, const char *kernel, int64_t k, int64_t n)
 {
-    return quad_linear(t, (quad_layer){.x = x, .w = quad_given(t, kernel, k, n), .recipe = &c->recipe});
+    return quad_linear(t, (quad_layer){.x = x, .w = quad_input(t, kernel, k, n), .recipe = &c->recipe});
 }
 
 quad_node quad_of_heads(quad_tape *t, quad_node x, int64_t heads, int64_t first, int64_t width)
@@ -52,7 +52,7 @@ static quad_node attend_heads(quad_tape *t, const assay_attention_config *c, con
                               .heads = c->heads,
                               .kv_heads = c->kv_heads == 0 ? c->heads : c->kv_heads,
                               .mesh = mesh};
-    const int32_t *segments = quad_given_indices_optional(t, "inputs/segment_ids", c->batch * c->sequence);
+    const int32_t *segments = quad_input_indices_optional(t, "inputs/segment_ids", c->batch * c->sequence);
     quad_node lse;
     const quad_node out = quad_attend(t, c, query, key, value, sinks, segments, &lse);
     quad_put_heads(t, &heads, "checkpoints/query_proj", c->qk_dim, query);
@@ -79,12 +79,12 @@ quad_node quad_mla_of(quad_tape *t, const quad_mla_config *config, quad_node x)
                                               .soft_cap = c->soft_cap};
     if (b < 1 || s < 1 || d < 1 || n < 1 || nope < 1 || v < 1 || lq < 0 || lkv < 1)
         quad_refuse(t, "MLA needs sizes of at least 1, and a q_lora_rank of at least 0");
-    const quad *turns = quad_turns(t, &c->rope, tokens, quad_given_indices(t, "inputs/positions", tokens));
+    const quad *turns = quad_turns(t, &c->rope, tokens, quad_input_indices(t, "inputs/positions", tokens));
 
     quad_node latent = x;
     if (lq > 0) {
         const quad_node down = linear(t, c, x, "weights/wq_a/kernel", d, lq);
-        latent = quad_normalise(t, down, quad_given(t, "weights/q_norm/scale", 1, lq), c->epsilon);
+        latent = quad_normalise(t, down, quad_input(t, "weights/q_norm/scale", 1, lq), c->epsilon);
         quad_put(t, "checkpoints/query_wa_proj", assay_shape_of(3, b, s, lq), down);
         quad_put(t, "checkpoints/mla_q", assay_shape_of(3, b, s, lq), latent);
         quad_put_gradient(t, "checkpoints/query_wa_proj_gradient", assay_shape_of(3, b, s, lq), down);
@@ -97,7 +97,7 @@ quad_node quad_mla_of(quad_tape *t, const quad_mla_config *config, quad_node x)
         quad_times(t, quad_heads_beside(t, quad_of_heads(t, q, n, 0, nope), q_pe, n), quad_softmax_scale(c));
 
     const quad_node down = linear(t, c, x, "weights/wkv_a/kernel", d, lkv + rope);
-    const quad_node kv_scale = quad_given(t, "weights/kv_norm/scale", 1, lkv);
+    const quad_node kv_scale = quad_input(t, "weights/kv_norm/scale", 1, lkv);
     const quad_node mla_kv = quad_normalise(t, quad_columns_of(t, down, 0, lkv), kv_scale, c->epsilon);
     const quad_node kv = linear(t, c, mla_kv, "weights/wkv_b/kernel", lkv, n * (nope + v));
     const quad_node k_pe = quad_rotate(t, quad_columns_of(t, down, lkv, rope), &c->rope, turns);
@@ -118,7 +118,7 @@ quad_node quad_mla_of(quad_tape *t, const quad_mla_config *config, quad_node x)
 quad_node quad_used_tokens(quad_tape *t, quad_node x, bool masked)
 {
     const int64_t tokens = quad_rows(t, x), width = quad_columns(t, x);
-    const int32_t *segments = quad_given_indices_optional(t, "inputs/segment_ids", tokens);
+    const int32_t *segments = quad_input_indices_optional(t, "inputs/segment_ids", tokens);
     const quad *values = quad_values(t, x);
     int64_t *used = quad_keep(t, tokens, sizeof *used), count = 0;
     if (segments == NULL || !masked || values == NULL || used == NULL) return x;
@@ -133,7 +133,7 @@ quad_node quad_used_tokens(quad_tape *t, quad_node x, bool masked)
 void quad_mla(quad_tape *t, const void *config)
 {
     const assay_mla_config *c = &((const quad_mla_config *)config)->mla;
-    const quad_node given = quad_given(t, "inputs/x", c->batch * c->sequence, c->emb_dim);
+    const quad_node given = quad_input(t, "inputs/x", c->batch * c->sequence, c->emb_dim);
     const quad_node x = quad_used_tokens(t, given, c->mask_padding);
     quad_put(t, "outputs/y", assay_shape_of(3, c->batch, c->sequence, c->emb_dim), quad_mla_of(t, config, x));
 }
@@ -142,9 +142,9 @@ void quad_mla(quad_tape *t, const void *config)
 static quad_node project(quad_tape *t, const assay_gqa_config *c, quad_node x, const char *kernel, const char *bias,
                          int64_t n)
 {
-    const quad_node w = quad_given(t, kernel, quad_columns(t, x), n);
+    const quad_node w = quad_input(t, kernel, quad_columns(t, x), n);
     return quad_add_row(t, quad_linear(t, (quad_layer){.x = x, .w = w, .recipe = &c->recipe}),
-                        quad_given_optional(t, bias, 1, n));
+                        quad_input_optional(t, bias, 1, n));
 }
 
 /* Every head by itself: its norm, its rotation. */
@@ -153,7 +153,7 @@ static quad_node turn_heads(quad_tape *t, const assay_gqa_config *c, quad_node x
     const int64_t all = quad_columns(t, x), dim = c->head_dim;
     if (x == 0) return 0;
     if (c->qk_norm)
-        x = quad_view(t, quad_normalise(t, quad_view(t, x, dim), quad_given(t, scale, 1, dim), c->epsilon), all);
+        x = quad_view(t, quad_normalise(t, quad_view(t, x, dim), quad_input(t, scale, 1, dim), c->epsilon), all);
     if (c->rope.dim == dim) return quad_rotate(t, x, &c->rope, turns);
     const int64_t heads = all / dim, rest = dim - c->rope.dim; /* partial_rotary_factor */
     return quad_heads_beside(t, quad_rotate(t, quad_of_heads(t, x, heads, 0, c->rope.dim), &c->rope, turns),
@@ -175,7 +175,7 @@ quad_node quad_gqa_of(quad_tape *t, const quad_gqa_config *config, quad_node x)
                                               .soft_cap = c->soft_cap};
     const quad_heads heads = {
         .batch = b, .sequence = s, .heads = c->heads, .kv_heads = c->kv_heads, .mesh = &config->mesh};
-    const quad *turns = quad_turns(t, &c->rope, b * s, quad_given_indices(t, "inputs/positions", b * s));
+    const quad *turns = quad_turns(t, &c->rope, b * s, quad_input_indices(t, "inputs/positions", b * s));
     quad_node query, key, value;
     if (c->fused_qkv) {
         const quad_node all = project(t, c, x, "weights/qkv_proj/kernel", "weights/qkv_proj/bias", n + 2 * g);
@@ -195,7 +195,7 @@ quad_node quad_gqa_of(quad_tape *t, const quad_gqa_config *config, quad_node x)
     }
     query = quad_times(t, turn_heads(t, c, query, "weights/query_norm/scale", turns), c->query_scale);
     key = turn_heads(t, c, key, "weights/key_norm/scale", turns);
-    const quad_node sinks = c->sinks ? quad_given(t, "weights/sinks", 1, c->heads) : 0;
+    const quad_node sinks = c->sinks ? quad_input(t, "weights/sinks", 1, c->heads) : 0;
     const quad_node out = attend_heads(t, &attention, &config->mesh, query, key, value, sinks);
     const quad_node y = project(t, c, out, "weights/out/kernel", "weights/out/bias", c->emb_dim);
     quad_put(t, "checkpoints/out_proj", assay_shape_of(3, b, s, c->emb_dim), y);
@@ -205,7 +205,7 @@ quad_node quad_gqa_of(quad_tape *t, const quad_gqa_config *config, quad_node x)
 void quad_gqa(quad_tape *t, const void *config)
 {
     const assay_gqa_config *c = &((const quad_gqa_config *)config)->gqa;
-    const quad_node given = quad_given(t, "inputs/x", c->batch * c->sequence, c->emb_dim);
+    const quad_node given = quad_input(t, "inputs/x", c->batch * c->sequence, c->emb_dim);
     const quad_node x = quad_used_tokens(t, given, c->mask_padding);
     quad_put(t, "outputs/y", assay_shape_of(3, c->batch, c->sequence, c->emb_dim), quad_gqa_of(t, config, x));
 }
@@ -266,9 +266,9 @@ void quad_merge_states(quad_tape *t, const void *self)
     const assay_merge_states_config *c = self;
     const quad unit = c->base_2 ? M_LN2q : 1, nothing = -1e4000Q;
     const int64_t b = c->batch, s = c->sequence, n = c->heads, rows = b * s * n;
-    const quad_node given = quad_view(t, quad_given(t, "inputs/partial_lse", c->states * b * n, s), 1);
-    const quad_node outs = quad_given(t, "inputs/partial_out", c->states * rows, c->v_dim);
-    const quad_node sinks = quad_given_optional(t, "weights/sinks", 1, n);
+    const quad_node given = quad_view(t, quad_input(t, "inputs/partial_lse", c->states * b * n, s), 1);
+    const quad_node outs = quad_input(t, "inputs/partial_out", c->states * rows, c->v_dim);
+    const quad_node sinks = quad_input_optional(t, "weights/sinks", 1, n);
     quad_node out = 0;
     parts p;
     if (!find_parts(t, &p, c, quad_values(t, given))) return;

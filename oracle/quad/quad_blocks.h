@@ -122,7 +122,7 @@ typedef struct quad_sharding {
     quad_exchange exchange;
     int64_t shards, expert_shards, hidden_shards, experts, local_experts, per_token;
     int64_t chunks, microbatches, parts;
-    bool part_axis;         /* whether tensors have one */
+    bool shard_axis;        /* whether tensors have one */
     int64_t own_rows, rows; /* of the batch: that a shard owns of a part, that it sorts of it */
     int64_t sequence;       /* of a part */
     int64_t copies, buffer; /* that a shard sorts of a part; rows that its experts may get */

@@ -15,14 +15,14 @@ static quad_node given_numbers(quad_tape *t, const char *name, int64_t rows, int
     char path[ASSAY_PATH_SIZE];
     if (name == NULL) return 0;
     snprintf(path, sizeof path, "inputs/%s", name);
-    return quad_view(t, quad_given(t, path, rows, columns), columns);
+    return quad_view(t, quad_input(t, path, rows, columns), columns);
 }
 
 /* Of latents with their rope the norm is over both, or over the first alone. */
 static quad_written normed(quad_tape *t, const assay_cache_numbers_config *m, quad_written x)
 {
     const int64_t width = m->columns + (m->norm == ASSAY_CACHE_NORM_ROW ? m->second : 0);
-    const quad_node scale = quad_given(t, m->second > 0 ? "weights/kv_norm/scale" : "weights/key_norm/scale", 1, width);
+    const quad_node scale = quad_input(t, m->second > 0 ? "weights/kv_norm/scale" : "weights/key_norm/scale", 1, width);
     const bool both = width > m->columns;
     quad_node rows = both ? quad_beside(t, x.numbers[0], x.numbers[1]) : quad_view(t, x.numbers[0], m->columns);
     rows = quad_normalise(t, rows, scale, m->epsilon);
@@ -34,7 +34,7 @@ static quad_written normed(quad_tape *t, const assay_cache_numbers_config *m, qu
 static quad_written turned(quad_tape *t, const assay_cache_numbers_config *m, quad_written x)
 {
     const int64_t dim = m->rope.dim, rest = m->columns - dim;
-    const quad *turns = quad_turns(t, &m->rope, m->tokens, quad_given_indices(t, "inputs/positions", m->tokens));
+    const quad *turns = quad_turns(t, &m->rope, m->tokens, quad_input_indices(t, "inputs/positions", m->tokens));
     if (m->second > 0) {
         x.numbers[1] = quad_rotate(t, x.numbers[1], &m->rope, turns);
         return x;

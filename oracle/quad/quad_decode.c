@@ -147,7 +147,7 @@ static void fill_rows(quad_tape *t, const quad_decode_config *config, int stream
     if (t->status == ASSAY_OK && config->bytes.stream_count > 0)
         quad_cache_numbers(t, &config->bytes.streams[stream], width, to);
     if (config->bytes.stream_count > 0) return;
-    const quad *numbers = quad_values(t, quad_given(t, path, rows, own));
+    const quad *numbers = quad_values(t, quad_input(t, path, rows, own));
     for (int64_t n = 0; t->status == ASSAY_OK && n < rows * own; n++) to[n / own * width + n % own] = numbers[n];
 }
 
@@ -165,13 +165,13 @@ void quad_decode(quad_tape *t, const void *self)
     const quad given = config->query_scale != 0 ? config->query_scale : 1 / sqrtq(c->width);
     cache k = {.config = c, .scale = c->latent ? quad_softmax_scale(&config->mla) : given};
     const quad *query =
-        quad_values(t, quad_given(t, naive ? "inputs/query_nope" : "inputs/query", rows, naive ? c->nope : c->width));
-    const quad *query_pe = naive ? quad_values(t, quad_given(t, "inputs/query_pe", rows, c->width - c->v_dim)) : NULL;
-    const quad *sinks = quad_values(t, quad_given_optional(t, "weights/sinks", 1, c->heads));
-    if (c->topk > 0) k.indices = quad_given_indices(t, "inputs/indices", c->batch * c->sequence * c->topk);
-    k.lengths = c->topk > 0 ? quad_given_indices_optional(t, "inputs/topk_length", c->batch)
-                            : quad_given_indices(t, "inputs/cache_seqlens", c->batch);
-    if (c->max_pages > 0) k.table = quad_given_indices(t, "inputs/block_table", c->batch * c->max_pages);
+        quad_values(t, quad_input(t, naive ? "inputs/query_nope" : "inputs/query", rows, naive ? c->nope : c->width));
+    const quad *query_pe = naive ? quad_values(t, quad_input(t, "inputs/query_pe", rows, c->width - c->v_dim)) : NULL;
+    const quad *sinks = quad_values(t, quad_input_optional(t, "weights/sinks", 1, c->heads));
+    if (c->topk > 0) k.indices = quad_input_indices(t, "inputs/indices", c->batch * c->sequence * c->topk);
+    k.lengths = c->topk > 0 ? quad_input_indices_optional(t, "inputs/topk_length", c->batch)
+                            : quad_input_indices(t, "inputs/cache_seqlens", c->batch);
+    if (c->max_pages > 0) k.table = quad_input_indices(t, "inputs/block_table", c->batch * c->max_pages);
     fill_rows(t, config, 0, config->split ? "inputs/ckv_cache" : path, own, c->width, key);
     if (config->split) fill_rows(t, config, 1, "inputs/kpe_cache", c->width - own, c->width, key + own);
     if (!c->latent) value = quad_keep(t, cached_rows * c->v_dim, sizeof *value);
@@ -179,15 +179,15 @@ void quad_decode(quad_tape *t, const void *self)
     k.key = key;
     k.value = value;
     if (naive)
-        k.kernel = quad_values(t, quad_given(t, "weights/wkv_b/kernel", c->v_dim, c->heads * (c->nope + c->out_dim)));
+        k.kernel = quad_values(t, quad_input(t, "weights/wkv_b/kernel", c->v_dim, c->heads * (c->nope + c->out_dim)));
     const int64_t b = c->batch, s = c->sequence, n = c->heads;
     quad *out = results(t, "outputs/attention_out", assay_shape_of(4, b, s, n, w.value));
     quad *lse =
         results(t, "outputs/lse", c->lse_tokens_first ? assay_shape_of(3, b, s, n) : assay_shape_of(3, b, n, s));
-    quad *part_out = NULL, *part_lse = NULL;
+    quad *split_out = NULL, *split_lse = NULL;
     if (c->parts > 0) {
-        part_out = results(t, "checkpoints/partial_out", assay_shape_of(5, c->parts, b, s, n, w.value));
-        part_lse = results(t, "checkpoints/partial_lse", assay_shape_of(4, c->parts, b, n, s));
+        split_out = results(t, "checkpoints/partial_out", assay_shape_of(5, c->parts, b, s, n, w.value));
+        split_lse = results(t, "checkpoints/partial_lse", assay_shape_of(4, c->parts, b, n, s));
     }
     quad *query_row = quad_keep(t, w.query + w.value, sizeof *query_row),
          *scratch = quad_keep(t, w.query + w.value, sizeof *query_row);
@@ -201,9 +201,9 @@ void quad_decode(quad_tape *t, const void *self)
         for (int64_t part = 0; part < c->parts; part++) {
             int64_t from, to;
             part_of(c, length, part, &from, &to);
-            sums of_part = {.out = part_out + (part * rows + row) * w.value};
-            attend(&k, at, i, head, from, to, query_row, scratch, &of_part);
-            part_lse[part * rows + place] = lse_of(c, &of_part);
+            sums of_split = {.out = split_out + (part * rows + row) * w.value};
+            attend(&k, at, i, head, from, to, query_row, scratch, &of_split);
+            split_lse[part * rows + place] = lse_of(c, &of_split);
         }
         attend(&k, at, i, head, 0, length, query_row, scratch, &found);
         lse[c->lse_tokens_first ? row : place] = lse_of(c, &found);

@@ -33,7 +33,7 @@ void quad_experts_of(quad_tape *t, const quad_moe_config *both, quad_mlp *m)
 const int32_t *quad_put_replicas(quad_tape *t, const assay_moe_config *c, const int32_t *selected)
 {
     const int64_t k = c->routing.num_experts_per_tok;
-    const int32_t *map = quad_given_indices(t, "inputs/physical_to_logical_map", c->physical_experts);
+    const int32_t *map = quad_input_indices(t, "inputs/physical_to_logical_map", c->physical_experts);
     int32_t *physical =
         quad_put_indices(t, "routing/physical_experts", assay_shape_of(3, c->routing.batch, c->routing.sequence, k));
     for (int64_t i = 0; t->status == ASSAY_OK && i < quad_tokens(&c->routing) * k; i++) {
@@ -51,7 +51,7 @@ const int32_t *quad_put_replicas(quad_tape *t, const assay_moe_config *c, const 
 const int32_t *quad_local_experts(quad_tape *t, const assay_moe_config *c, const int32_t *selected)
 {
     const int64_t choices = quad_tokens(&c->routing) * c->routing.num_experts_per_tok, here = c->local_num_experts;
-    const int32_t *map = quad_given_indices_optional(t, "inputs/expert_map", c->routing.num_experts);
+    const int32_t *map = quad_input_indices_optional(t, "inputs/expert_map", c->routing.num_experts);
     int32_t *local = quad_keep(t, choices, sizeof *local);
     for (int64_t i = 0; local != NULL && i < choices; i++) {
         const int64_t expert = selected[i], own = expert - c->local_expert_offset;
@@ -110,6 +110,6 @@ quad_node quad_shared_of(quad_tape *t, const assay_moe_config *c, quad_node x)
     quad_mlp_run(t, &m, x);
     quad_put_mlp(t, &m, ASSAY_MLP_SHARED, &layout);
     if (!c->shared_gate) return m.y;
-    const quad_node gate = quad_given(t, "weights/shared_expert_gate/kernel", c->emb_dim, 1);
+    const quad_node gate = quad_input(t, "weights/shared_expert_gate/kernel", c->emb_dim, 1);
     return quad_weigh(t, m.y, quad_map(t, quad_linear(t, (quad_layer){.x = x, .w = gate}), QUAD_SIGMOID));
 }

@@ -40,7 +40,7 @@ static void take_numbers(quad_call *c, const assay_function_tensor *tensor, int 
 {
     quad_tape *t = c->t;
     const int64_t count = assay_shape_count(&tensor->shape);
-    a->node = own < 0 ? zeros(t, count) : quad_given(t, c->view->own.items[own].path, 1, count);
+    a->node = own < 0 ? zeros(t, count) : quad_input(t, c->view->own.items[own].path, 1, count);
     if (strncmp(tensor->path, "weights/", 8) != 0) return;
     const int64_t parts = tensor->by_expert ? c->s.expert_shards : 1;
     int64_t *part = quad_indices(t, c->s.shards);
@@ -53,7 +53,7 @@ static void take_numbers(quad_call *c, const assay_function_tensor *tensor, int 
 static const int32_t *unrolled(quad_call *c)
 {
     const int64_t own = c->s.copies / c->s.expert_shards, experts = c->routing->num_experts;
-    const int32_t *rolled = quad_given_indices(c->t, "inputs/selected_experts", c->s.shards * c->s.copies);
+    const int32_t *rolled = quad_input_indices(c->t, "inputs/selected_experts", c->s.shards * c->s.copies);
     int32_t *choices = quad_keep(c->t, c->s.shards * own, sizeof *choices);
     for (int64_t i = 0; choices != NULL && rolled != NULL && i < c->s.shards * own; i++) {
         const int64_t shard = i / own, place = shard % c->s.expert_shards;
@@ -74,7 +74,7 @@ void quad_take(quad_call *c)
             take_numbers(c, tensor, own, &c->arguments[i]);
         } else if (own >= 0) {
             c->arguments[i].indices =
-                quad_given_indices(c->t, c->view->own.items[own].path, assay_shape_count(&tensor->shape));
+                quad_input_indices(c->t, c->view->own.items[own].path, assay_shape_count(&tensor->shape));
         } else if (tensor->holds == ASSAY_HOLDS_CHOICES) {
             c->arguments[i].indices = unrolled(c);
         }
@@ -149,7 +149,7 @@ quad_node quad_at_residual(quad_call *c, const char *name, int64_t shard, int64_
         const assay_function_tensor *own = &c->view->own.items[k];
         if (own->holds != ASSAY_HOLDS_RESIDUAL || strcmp(c->view->own.items[k].of, path) != 0) continue;
         const int64_t all = assay_shape_count(&own->shape), parts = all / (c->s.shards * count);
-        const quad_node given = quad_given(c->t, own->path, 1, all);
+        const quad_node given = quad_input(c->t, own->path, 1, all);
         return quad_taken_as(c->t, y, quad_values(c->t, quad_part(c->t, given, (shard * parts + i) * count, 1, count)));
     }
     return y;

@@ -26,7 +26,7 @@ static const int32_t *read_index(quad_tape *t, const assay_gmm_config *config)
     const bool sizes = config->layout == ASSAY_GMM_RAGGED || config->layout == ASSAY_GMM_K_GROUPED;
     int64_t most = contiguous ? config->dims.groups - 1 : config->dims.m;
     snprintf(path, sizeof path, "inputs/%s", assay_gmm_index_name(config->layout));
-    const int32_t *index = quad_given_indices(t, path, assay_gmm_index_count(config));
+    const int32_t *index = quad_input_indices(t, path, assay_gmm_index_count(config));
     for (int64_t i = 0; index != NULL && i < assay_gmm_index_count(config); i++) {
         if (index[i] < (contiguous ? -1 : 0) || index[i] > most)
             quad_refuse(t, "%s[%lld] is %d, expected 0 to %lld", path, (long long)i, (int)index[i], (long long)most);
@@ -38,13 +38,13 @@ static const int32_t *read_index(quad_tape *t, const assay_gmm_config *config)
 /* y[g] = c[g] + lhs_g^T rhs_g: outer products of rows, which are scattered to their group. */
 static quad_node k_grouped(quad_tape *t, const assay_gmm_dims *d, const int64_t *group)
 {
-    const quad_node lhs = quad_given(t, "inputs/lhs", d->m, d->k), rhs = quad_given(t, "inputs/rhs", d->m, d->n);
+    const quad_node lhs = quad_input(t, "inputs/lhs", d->m, d->k), rhs = quad_input(t, "inputs/rhs", d->m, d->n);
     int64_t *of = quad_indices(t, d->m * d->k);
     for (int64_t i = 0; of != NULL && i < d->m * d->k; i++)
         of[i] = group[i / d->k] < 0 ? -1 : group[i / d->k] * d->k + i % d->k;
     const quad_node outer = quad_weigh(t, quad_repeat(t, rhs, d->k), quad_view(t, lhs, 1));
     return quad_add(t, quad_scatter(t, outer, of, d->groups * d->k),
-                    quad_given_optional(t, "inputs/c", d->groups * d->k, d->n));
+                    quad_input_optional(t, "inputs/c", d->groups * d->k, d->n));
 }
 
 void quad_gmm(quad_tape *t, const void *self)
@@ -62,8 +62,8 @@ void quad_gmm(quad_tape *t, const void *self)
         quad_put(t, "outputs/y", assay_shape_of(3, d->groups, d->k, d->n), k_grouped(t, d, group));
         return;
     }
-    const quad_node y = quad_linear(t, (quad_layer){.x = quad_given(t, "inputs/lhs", rows, d->k),
-                                                    .w = quad_given(t, "weights/rhs", d->groups * d->k, d->n),
+    const quad_node y = quad_linear(t, (quad_layer){.x = quad_input(t, "inputs/lhs", rows, d->k),
+                                                    .w = quad_input(t, "weights/rhs", d->groups * d->k, d->n),
                                                     .groups = d->groups,
                                                     .group = group,
                                                     .recipe = &both->recipe,

@@ -14,7 +14,7 @@ void quad_mlp_weights(quad_tape *t, quad_mlp *m, assay_mlp_place place, int64_t 
         const int64_t count = assay_tensor_row_count(&row), last = row.shape.dims[row.shape.rank - 1];
         assay_tensor_path("weights/", "", &row, path);
         m->w[weight] =
-            (row.kind == ASSAY_BIAS ? quad_given_optional : quad_given)(t, path, groups * (count / last), last);
+            (row.kind == ASSAY_BIAS ? quad_input_optional : quad_input)(t, path, groups * (count / last), last);
     }
 }
 
@@ -167,7 +167,7 @@ void quad_gated_mlp(quad_tape *t, const void *config)
 {
     quad_mlp m = {.config = *(const assay_gated_mlp_config *)config};
     const assay_shape shape = quad_shape_of(t, "inputs/x");
-    const quad_node x = quad_given_rows(t, "inputs/x");
+    const quad_node x = quad_input_rows(t, "inputs/x");
     quad_mlp_layout layout = {.rows = shape};
     if (t->status != ASSAY_OK) return;
     layout.rows.rank--;

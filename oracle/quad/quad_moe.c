@@ -182,7 +182,7 @@ quad_node quad_moe_of(quad_tape *t, const quad_moe_config *config, quad_node x)
 void quad_moe(quad_tape *t, const void *config)
 {
     const assay_moe_config *c = &((const quad_moe_config *)config)->moe;
-    const quad_node x = quad_given(t, "inputs/x", quad_tokens(&c->routing), c->emb_dim);
+    const quad_node x = quad_input(t, "inputs/x", quad_tokens(&c->routing), c->emb_dim);
     quad_put(t, "outputs/y", quad_shape_of(t, "inputs/x"), quad_moe_of(t, config, x));
 }
 

@@ -717,7 +717,7 @@ static void top_k(machine *m, int i, const assay_program_line *line)
             if (k + 1 < width) margin[row] = fminq(margin[row], of[best] - of[at_rank(of, width, k + 1)]);
         }
     }
-    m->indices[i] = quad_given_indices_optional(m->t, line->path, count);
+    m->indices[i] = quad_input_indices_optional(m->t, line->path, count);
     if (m->indices[i] == NULL) m->indices[i] = own;
     snprintf(path, sizeof path, "own/%s/margin", line->name);
     quad_put(m->t, path, assay_shape_of(1, rows), of_margin);
@@ -811,9 +811,9 @@ static void read_given(machine *m, int i)
     }
     const char *path = m->p->tensors[node->given].path;
     if (node->integers) {
-        m->indices[i] = quad_given_indices(m->t, path, count);
+        m->indices[i] = quad_input_indices(m->t, path, count);
     } else {
-        m->made[i] = called(m, quad_given(m->t, path, count, 1), node->axes);
+        m->made[i] = called(m, quad_input(m->t, path, count, 1), node->axes);
     }
 }
 

@@ -198,7 +198,7 @@ void quad_quantize(quad_tape *t, const void *config)
     const small_type element = small_type_of(f->element);
     const int64_t row = c->pack ? c->columns / 2 : c->columns;
     const assay_shape shape = scales_shape(c);
-    const quad *x = quad_values(t, quad_given(t, "inputs/x", c->rows, c->columns));
+    const quad *x = quad_values(t, quad_input(t, "inputs/x", c->rows, c->columns));
     int32_t *codes = quad_put_indices(t, "outputs/codes", assay_shape_of(2, c->rows, row));
     int32_t *scale = quad_put_indices(t, "outputs/scale", shape);
     int32_t *of_tensor =
@@ -254,12 +254,12 @@ void quad_dequantize(quad_tape *t, const void *config)
     const assay_block_format *f = c->format;
     const small_type e2m1 = small_type_of(ASSAY_FLOAT4_E2M1FN);
     const assay_shape blocks = scales_shape(c);
-    const quad *codes = NULL, *of_tensor = quad_values(t, quad_given_optional(t, "inputs/tensor_scale", 1, 1));
-    const quad *scale = quad_values(t, quad_given(t, "inputs/scale", blocks.dims[0], blocks.dims[1]));
+    const quad *codes = NULL, *of_tensor = quad_values(t, quad_input_optional(t, "inputs/tensor_scale", 1, 1));
+    const quad *scale = quad_values(t, quad_input(t, "inputs/scale", blocks.dims[0], blocks.dims[1]));
     const int32_t *bytes = NULL;
     quad *y;
-    if (c->pack) bytes = quad_given_indices(t, "inputs/codes", c->rows * c->columns / 2);
-    if (!c->pack) codes = quad_values(t, quad_given(t, "inputs/codes", c->rows, c->columns));
+    if (c->pack) bytes = quad_input_indices(t, "inputs/codes", c->rows * c->columns / 2);
+    if (!c->pack) codes = quad_values(t, quad_input(t, "inputs/codes", c->rows, c->columns));
     quad_put(t, "outputs/y", assay_shape_of(2, c->rows, c->columns), quad_constant(t, c->rows, c->columns, &y));
     for (int64_t i = 0; t->status == ASSAY_OK && i < c->rows * c->columns; i++) {
         const int64_t block = address(c, &blocks, i / c->columns / f->rows, i % c->columns / f->columns);
@@ -350,7 +350,7 @@ static const quad *given_under(quad_tape *t, const char *name, int64_t rows, int
 {
     char path[ASSAY_PATH_SIZE];
     snprintf(path, sizeof path, "inputs/%s", name);
-    return quad_values(t, quad_given_optional(t, path, rows, columns));
+    return quad_values(t, quad_input_optional(t, path, rows, columns));
 }
 
 /* NULL where there are none. */
@@ -358,7 +358,7 @@ static const int32_t *given_bytes(quad_tape *t, const char *name, int64_t bytes)
 {
     char path[ASSAY_PATH_SIZE];
     snprintf(path, sizeof path, "inputs/%s", name);
-    return bytes == 0 ? NULL : quad_given_indices(t, path, bytes);
+    return bytes == 0 ? NULL : quad_input_indices(t, path, bytes);
 }
 
 static int32_t *bytes_as_given(quad_tape *t, const char *name, int64_t pages, int64_t bytes)
@@ -379,7 +379,7 @@ void quad_append_stream(quad_tape *t, const assay_cache_stream *s, int64_t token
     const quad_cache q = quad_cache_of(c);
     const int64_t scales = f->scales == ASSAY_CACHE_OF_HEAD ? c->heads : 1;
     const quad *scale = given_under(t, s->scale, 1, scales);
-    const int32_t *slots = quad_given_indices(t, "inputs/slot_mapping", tokens);
+    const int32_t *slots = quad_input_indices(t, "inputs/slot_mapping", tokens);
     int32_t *bytes = bytes_as_given(t, s->bytes, c->pages, q.page);
     int32_t *of_scales = bytes_as_given(t, s->scales, c->pages, q.page_scales);
     quad *numbers = quad_keep(t, c->columns, sizeof *numbers);

@@ -59,8 +59,8 @@ static void check_choice(quad_tape *t, const assay_routing_config *config, const
 static void look_up(quad_tape *t, const assay_routing_config *config, int32_t *selected)
 {
     const int64_t k = config->num_experts_per_tok;
-    const int32_t *table = quad_given_indices(t, "weights/tid2eid", config->hash_rows * k);
-    const int32_t *ids = quad_given_indices(t, "inputs/input_ids", quad_tokens(config));
+    const int32_t *table = quad_input_indices(t, "weights/tid2eid", config->hash_rows * k);
+    const int32_t *ids = quad_input_indices(t, "inputs/input_ids", quad_tokens(config));
     for (int64_t i = 0; ids != NULL && table != NULL && i < quad_tokens(config); i++) {
         if (ids[i] < 0 || ids[i] >= config->hash_rows) {
             quad_refuse(t, "token id %d is outside the hash table of %lld rows", (int)ids[i],
@@ -118,7 +118,7 @@ static quad_node weights_of(quad_tape *t, const assay_routing_config *config, co
     }
     if (family == ASSAY_ROUTER_DEFAULT) weights = quad_softmax(t, weights, selected);
     if (config->norm_topk_prob) weights = quad_over_sum(t, weights, 0);
-    const quad_node scale = quad_given_optional(t, "weights/per_expert_scale", experts, 1);
+    const quad_node scale = quad_input_optional(t, "weights/per_expert_scale", experts, 1);
     return scale == 0 ? weights : quad_multiply(t, weights, quad_view(t, quad_gather(t, scale, expert, copies), k));
 }
 
@@ -204,17 +204,17 @@ static void check_config(quad_tape *t, const assay_routing_config *config)
 
 static quad_node make_logits(quad_tape *t, const assay_routing_config *config, quad_node x)
 {
-    const quad_node given = quad_given_optional(t, "inputs/logits", quad_tokens(config), config->num_experts);
+    const quad_node given = quad_input_optional(t, "inputs/logits", quad_tokens(config), config->num_experts);
     if (given != 0) return given;
-    if (x == 0) x = quad_given_rows(t, "inputs/x");
+    if (x == 0) x = quad_input_rows(t, "inputs/x");
     return quad_linear(
-        t, (quad_layer){.x = x, .w = quad_given(t, "weights/gate/kernel", quad_columns(t, x), config->num_experts)});
+        t, (quad_layer){.x = x, .w = quad_input(t, "weights/gate/kernel", quad_columns(t, x), config->num_experts)});
 }
 
 quad_router quad_route(quad_tape *t, const assay_routing_config *config, quad_node x)
 {
     const bool gives_weights =
-        quad_given_optional(t, "inputs/routing_weights", quad_tokens(config), config->num_experts_per_tok) != 0;
+        quad_input_optional(t, "inputs/routing_weights", quad_tokens(config), config->num_experts_per_tok) != 0;
     return quad_route_by(t, config, gives_weights ? 0 : make_logits(t, config, x));
 }
 
@@ -225,12 +225,12 @@ quad_router quad_route_by(quad_tape *t, const assay_routing_config *config, quad
     quad_router r = {0};
     quad *margin;
     check_config(t, config);
-    const quad_node given_weights = quad_given_optional(t, "inputs/routing_weights", b * s, k);
-    const int32_t *input = quad_given_indices_optional(t, "inputs/selected_experts", copies);
-    const int32_t *held = quad_given_indices_optional(t, "routing/selected_experts", copies);
+    const quad_node given_weights = quad_input_optional(t, "inputs/routing_weights", b * s, k);
+    const int32_t *input = quad_input_indices_optional(t, "inputs/selected_experts", copies);
+    const int32_t *held = quad_input_indices_optional(t, "routing/selected_experts", copies);
     if (given_weights == 0) {
         r.logits = logits;
-        make_scores(t, config, quad_given_optional(t, "weights/gate/bias", 1, config->num_experts), &r);
+        make_scores(t, config, quad_input_optional(t, "weights/gate/bias", 1, config->num_experts), &r);
     }
     int32_t *own = quad_put_indices(t, "own/selected_experts", choices);
     const quad_node of_margin = quad_constant(t, b * s, 1, &margin);

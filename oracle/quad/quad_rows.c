@@ -4,8 +4,8 @@
 
 void quad_rms_norm(quad_tape *t, const void *config)
 {
-    const quad_node x = quad_given_rows(t, "inputs/x");
-    const quad_node scale = quad_given(t, "weights/scale", 1, quad_columns(t, x));
+    const quad_node x = quad_input_rows(t, "inputs/x");
+    const quad_node scale = quad_input(t, "weights/scale", 1, quad_columns(t, x));
     quad_put(t, "outputs/y", quad_shape_of(t, "inputs/x"), quad_normalise(t, x, scale, *(const double *)config));
 }
 
@@ -20,8 +20,8 @@ void quad_yarn_rope(quad_tape *t, const void *config)
         return;
     }
     const int64_t tokens = shape.dims[0] * shape.dims[1];
-    const quad *turns = quad_turns(t, rope, tokens, quad_given_indices(t, "inputs/positions", tokens));
-    const quad_node x = quad_given(t, "inputs/x", tokens, shape.dims[2] * rope->dim);
+    const quad *turns = quad_turns(t, rope, tokens, quad_input_indices(t, "inputs/positions", tokens));
+    const quad_node x = quad_input(t, "inputs/x", tokens, shape.dims[2] * rope->dim);
     quad_put(t, "outputs/y", shape, quad_rotate(t, x, rope, turns));
 }
 
@@ -40,7 +40,7 @@ void quad_sort_by_expert(int64_t count, const int32_t *keys, int64_t groups, int
 
 static const int32_t *ids_below(quad_tape *t, const char *path, int64_t count, int64_t limit)
 {
-    const int32_t *ids = quad_given_indices(t, path, count);
+    const int32_t *ids = quad_input_indices(t, path, count);
     for (int64_t i = 0; ids != NULL && i < count; i++) {
         if (ids[i] >= -1 && ids[i] < limit) continue;
         quad_refuse(t, "element %lld of '%s' is %d, expected -1 to %lld", (long long)i, path, (int)ids[i],
@@ -61,7 +61,7 @@ void quad_permute(quad_tape *t, const void *config)
 {
     const assay_permute_dims *d = config;
     const int64_t copies = d->tokens * d->experts_per_token;
-    const quad_node x = quad_given(t, "inputs/x", d->tokens, d->emb_dim);
+    const quad_node x = quad_input(t, "inputs/x", d->tokens, d->emb_dim);
     const int32_t *selected = ids_below(t, "inputs/selected_experts", copies, d->experts);
     int32_t *order = quad_put_indices(t, "outputs/sorted_selected_experts", assay_shape_of(1, copies));
     int32_t *sizes = quad_put_indices(t, "outputs/group_sizes", assay_shape_of(1, d->experts));
@@ -75,8 +75,8 @@ void quad_unpermute(quad_tape *t, const void *config)
 {
     const assay_permute_dims *d = config;
     const int64_t copies = d->tokens * d->experts_per_token;
-    const quad_node sorted = quad_given(t, "inputs/sorted", copies, d->emb_dim);
-    const quad_node weights = quad_given(t, "inputs/weights", copies, 1);
+    const quad_node sorted = quad_input(t, "inputs/sorted", copies, d->emb_dim);
+    const quad_node weights = quad_input(t, "inputs/weights", copies, 1);
     const int32_t *order = ids_below(t, "inputs/sorted_selected_experts", copies, copies);
     if (t->status != ASSAY_OK) return;
     const int64_t *choices = rows_of_copies(t, order, copies, 1),
@@ -94,9 +94,9 @@ quad_node quad_centred(quad_tape *t, quad_node x)
 
 void quad_layer_norm(quad_tape *t, const void *config)
 {
-    const quad_node x = quad_given_rows(t, "inputs/x");
-    const quad_node scale = quad_given(t, "weights/scale", 1, quad_columns(t, x)),
-                    bias = quad_given(t, "weights/bias", 1, quad_columns(t, x));
+    const quad_node x = quad_input_rows(t, "inputs/x");
+    const quad_node scale = quad_input(t, "weights/scale", 1, quad_columns(t, x)),
+                    bias = quad_input(t, "weights/bias", 1, quad_columns(t, x));
     const quad_node y = quad_normalise(t, quad_centred(t, x), scale, *(const double *)config);
     quad_put(t, "outputs/y", quad_shape_of(t, "inputs/x"), quad_add_row(t, y, bias));
 }

@@ -20,7 +20,7 @@ static void set_sizes(quad_tape *t, quad_sharding *s, const quad_moe_config *con
     s->microbatches = quad_one_at_least(microbatches);
     s->chunks = quad_one_at_least(sharding->token_chunks);
     s->parts = s->chunks * s->microbatches;
-    s->part_axis = microbatches > 0 || s->chunks > 1;
+    s->shard_axis = microbatches > 0 || s->chunks > 1;
     s->exchange = config->moe.path == ASSAY_MOE_FUSED                             ? QUAD_STAY
                   : microbatches > 0 || sharding->ring_of_experts                 ? QUAD_GATHER
                   : routing->batch == 1 && token_shards == mesh[2] && mesh[2] > 1 ? QUAD_SAME
@@ -183,5 +183,5 @@ const quad_sharding *quad_sharding_make(quad_tape *t, const quad_moe_config *con
 
 assay_shape quad_sharding_shape(const quad_sharding *s, int64_t last)
 {
-    return s->part_axis ? assay_shape_of(3, s->shards, s->parts, last) : assay_shape_of(2, s->shards, last);
+    return s->shard_axis ? assay_shape_of(3, s->shards, s->parts, last) : assay_shape_of(2, s->shards, last);
 }

@@ -6,7 +6,7 @@
 
 static quad_node normed(quad_tape *t, const assay_stack_config *c, quad_node x, const char *scale)
 {
-    return quad_normalise(t, x, quad_given(t, scale, 1, quad_columns(t, x)), c->epsilon);
+    return quad_normalise(t, x, quad_input(t, scale, 1, quad_columns(t, x)), c->epsilon);
 }
 
 /* GPT-OSS: sliding windows in the first layer of each two. */
@@ -153,9 +153,9 @@ static quad_router route_by_recipe(quad_tape *t, const assay_stack_config *c, qu
     const int64_t tokens = quad_tokens(routing), experts = routing->num_experts;
     const assay_quant_recipe *recipe = c->moe.recipe.recipe;
     if (recipe == NULL || recipe->x.scales == ASSAY_SCALES_NONE ||
-        quad_given_optional(t, "inputs/routing_weights", tokens, routing->num_experts_per_tok) != 0)
+        quad_input_optional(t, "inputs/routing_weights", tokens, routing->num_experts_per_tok) != 0)
         return quad_route(t, routing, x);
-    const quad_node kernel = quad_given(t, "weights/gate/kernel", c->moe.emb_dim, experts);
+    const quad_node kernel = quad_input(t, "weights/gate/kernel", c->moe.emb_dim, experts);
     const quad_node logits = quad_linear(t, (quad_layer){.x = x, .w = kernel, .recipe = &c->moe.recipe});
     quad_put_gradient(t, "checkpoints/logits_gradient", assay_shape_of(3, routing->batch, routing->sequence, experts),
                       logits);
@@ -197,7 +197,7 @@ void quad_stack(quad_tape *t, const void *config)
     const bool latent = c->attention == ASSAY_LAYER_MLA;
     const assay_shape shape = latent ? assay_shape_of(3, c->mla.batch, c->mla.sequence, c->mla.emb_dim)
                                      : assay_shape_of(3, c->gqa.batch, c->gqa.sequence, c->gqa.emb_dim);
-    const quad_node given = quad_given(t, "inputs/x", shape.dims[0] * shape.dims[1], shape.dims[2]);
+    const quad_node given = quad_input(t, "inputs/x", shape.dims[0] * shape.dims[1], shape.dims[2]);
     quad_node x = quad_used_tokens(t, given, latent ? c->mla.mask_padding : c->gqa.mask_padding);
     const quad_pieces *pieces = c->batch_split_factor > 0 ? microbatches(t, c) : NULL;
     for (int64_t layer = c->first_layer; layer < c->layers; layer++) {

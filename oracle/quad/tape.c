@@ -219,7 +219,7 @@ static quad_node leaf_of(quad_tape *t, const quad_tensor *tensor, int64_t rows, 
     return add_record(t, leaf);
 }
 
-quad_node quad_given_optional(quad_tape *t, const char *path, int64_t rows, int64_t columns)
+quad_node quad_input_optional(quad_tape *t, const char *path, int64_t rows, int64_t columns)
 {
     const quad_tensor *tensor = find(t, path);
     if (tensor == NULL || t->status != ASSAY_OK) return 0;
@@ -240,10 +240,10 @@ static void require(quad_tape *t, const char *path)
     if (find(t, path) == NULL) quad_refuse(t, "the tensor '%s' is missing", full);
 }
 
-quad_node quad_given(quad_tape *t, const char *path, int64_t rows, int64_t columns)
+quad_node quad_input(quad_tape *t, const char *path, int64_t rows, int64_t columns)
 {
     require(t, path);
-    return quad_given_optional(t, path, rows, columns);
+    return quad_input_optional(t, path, rows, columns);
 }
 
 assay_shape quad_shape_of(quad_tape *t, const char *path)
@@ -253,15 +253,15 @@ assay_shape quad_shape_of(quad_tape *t, const char *path)
     return tensor == NULL ? (assay_shape){0} : tensor->shape;
 }
 
-quad_node quad_given_rows(quad_tape *t, const char *path)
+quad_node quad_input_rows(quad_tape *t, const char *path)
 {
     const assay_shape shape = quad_shape_of(t, path);
     const int64_t last = shape.rank > 0 ? shape.dims[shape.rank - 1] : 0;
     if (t->status == ASSAY_OK && last < 1) quad_refuse(t, "'%s' has no last axis of numbers", path);
-    return t->status == ASSAY_OK ? quad_given(t, path, assay_shape_count(&shape) / last, last) : 0;
+    return t->status == ASSAY_OK ? quad_input(t, path, assay_shape_count(&shape) / last, last) : 0;
 }
 
-const int32_t *quad_given_indices_optional(quad_tape *t, const char *path, int64_t count)
+const int32_t *quad_input_indices_optional(quad_tape *t, const char *path, int64_t count)
 {
     const quad_tensor *tensor = find(t, path);
     const int32_t *indices = NULL;
@@ -270,10 +270,10 @@ const int32_t *quad_given_indices_optional(quad_tape *t, const char *path, int64
     return indices;
 }
 
-const int32_t *quad_given_indices(quad_tape *t, const char *path, int64_t count)
+const int32_t *quad_input_indices(quad_tape *t, const char *path, int64_t count)
 {
     require(t, path);
-    return quad_given_indices_optional(t, path, count);
+    return quad_input_indices_optional(t, path, count);
 }
 
 /* --- results --- */

@@ -68,11 +68,11 @@ void quad_refuse(quad_tape *t, const char *format, ...) __attribute__((format(pr
 
 /* What was given: of so many rows and columns. Optional: 0 and NULL where there is none. Inputs that all layers share are without the prefix. */
 assay_shape quad_shape_of(quad_tape *t, const char *path); /* it has to be there */
-quad_node quad_given_rows(quad_tape *t, const char *path); /* all of it, in rows of its last axis */
-quad_node quad_given(quad_tape *t, const char *path, int64_t rows, int64_t columns);
-quad_node quad_given_optional(quad_tape *t, const char *path, int64_t rows, int64_t columns);
-const int32_t *quad_given_indices(quad_tape *t, const char *path, int64_t count);
-const int32_t *quad_given_indices_optional(quad_tape *t, const char *path, int64_t count);
+quad_node quad_input_rows(quad_tape *t, const char *path); /* all of it, in rows of its last axis */
+quad_node quad_input(quad_tape *t, const char *path, int64_t rows, int64_t columns);
+quad_node quad_input_optional(quad_tape *t, const char *path, int64_t rows, int64_t columns);
+const int32_t *quad_input_indices(quad_tape *t, const char *path, int64_t count);
+const int32_t *quad_input_indices_optional(quad_tape *t, const char *path, int64_t count);
 
 /* Results: a node under its path, as it lies; the gradient that has come back to a node; and lists of integers, to be filled. Outputs have
  * cotangents by their paths. */

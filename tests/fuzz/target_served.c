@@ -29,7 +29,7 @@ static void try_served(const uint8_t *data, size_t size)
     e.log.file = open(log, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     assay_backend_end end = {.outcome = ASSAY_OUTCOME_FAILED};
     fuzz_check(&ctx, drain(&e));
-    if (e.answered && e.breach == NULL) take_answer(&e, &end);
+    if (e.answered && e.breach == NULL) receive_answer(&e, &end);
     if (e.breach != NULL) judge_breach(&e, &end);
     fuzz_require(!e.answered || end.outcome == ASSAY_OUTCOME_DONE || end.message[0] != '\0', "no reason of a failure");
     fuzz_require(strchr(end.message, '\n') == NULL, "a message has two lines");

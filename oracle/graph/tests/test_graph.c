@@ -209,8 +209,8 @@ static void open_example(example *e)
     const int w = weight(g, "w", "DE"), u = weight(g, "u", "Hh"), scale = weight(g, "scale", "H"),
               v = weight(g, "v", "HD");
     e->up = graph_named(g, "up", graph_linear(g, "SE", e->x, w, 0, NULL));
-    e->left = graph_take_columns(g, "SH", e->up, 0, 2 * HALF);
-    e->right = graph_take_columns(g, "SH", e->up, HALF, 2 * HALF);
+    e->left = graph_slice_columns(g, "SH", e->up, 0, 2 * HALF);
+    e->right = graph_slice_columns(g, "SH", e->up, HALF, 2 * HALF);
     e->product = graph_linear(g, "SH", e->left, u, 0, NULL);
     e->sum = graph_named(g, "sum", add_sum(g, graph_rms_norm(g, e->product, scale, 1e-3), e->right, 0));
     e->y = graph_named(g, "y", graph_linear(g, "SD", e->sum, v, 0, NULL));

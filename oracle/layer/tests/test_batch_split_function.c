@@ -123,7 +123,7 @@ TEST(what_is_made_and_quantised_is_shown_and_moved)
         assay_context ctx = assay_context_default(1);
         assay_function_tensors tensors, made;
         test_tensors in = {0}, plain = {0}, spread = {0}, moved = {0};
-        assay_function_made_of(&config, &made);
+        assay_function_intermediates_of(&config, &made);
         if (made.count == 0) continue;
         assay_function_tensors_of(&config, &tensors);
         fill(&config, &tensors, &in);

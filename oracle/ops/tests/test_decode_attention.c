@@ -70,9 +70,9 @@ TEST(chunks_of_the_context_and_the_new_tokens)
     const assay_decode_inputs in = {.cache_seqlens = lengths};
     for (int i = 0; i < 2 * 6 * 3; i++) {
         const int b = i / 18, part = i / 3 % 6, token = i % 3;
-        assert_int_equal(assay_decode_keys_of_part(&c, &in, part, b, token), expected[b][part][token]);
+        assert_int_equal(assay_decode_keys_of_split(&c, &in, part, b, token), expected[b][part][token]);
         const decode_cached d = {.config = &c, .in = &in, .sequence = b};
-        if (part > 0) assert_int_equal(decode_part(&d, part).begin, decode_part(&d, part - 1).end);
+        if (part > 0) assert_int_equal(decode_split(&d, part).begin, decode_split(&d, part - 1).end);
     }
 }
 
@@ -87,7 +87,7 @@ TEST(entries_of_lists)
     for (int i = 0; i < 2 * 5; i++)
         assert_int_equal(assay_decode_listed_row(&c, &in, i / 5, i % 5), rows[i / 5][i % 5]);
     for (int i = 0; i < 2 * 2; i++)
-        assert_int_equal(assay_decode_keys_of_part(&c, &in, i % 2, i / 2, 0), some[i / 2][i % 2]);
+        assert_int_equal(assay_decode_keys_of_split(&c, &in, i % 2, i / 2, 0), some[i / 2][i % 2]);
 }
 
 TEST(refuses_lengths_and_pages_that_are_none)

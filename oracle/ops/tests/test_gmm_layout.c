@@ -79,6 +79,6 @@ TEST(test_packed_rows_come_back)
     assay_gmm_pack(packed, spread, 2, places, 3);
     assert_memory_equal(packed, ((double[]){9, 10, 1, 2, 5, 6}), sizeof packed);
     assay_fill_nan(back, 10);
-    assay_gmm_spread(back, 5, packed, 2, places, 3);
+    assay_gmm_scatter(back, 5, packed, 2, places, 3);
     assert_memory_equal(back, ((double[]){1, 2, 0, 0, 5, 6, 0, 0, 9, 10}), sizeof back);
 }

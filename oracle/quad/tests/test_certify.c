@@ -36,7 +36,7 @@ static void cube_back(quad_tape *t, const quad_record *y)
 
 static void cube_form(quad_tape *t, const void *config)
 {
-    const quad_node x = quad_given(t, "inputs/x", 1, COUNT), w = quad_given(t, "weights/w", 1, COUNT);
+    const quad_node x = quad_input(t, "inputs/x", 1, COUNT), w = quad_input(t, "weights/w", 1, COUNT);
     quad_node y;
     quad *values = quad_new(t, 1, COUNT, (quad_record){.from = {x, w}, .back = cube_back, .with = config}, &y);
     for (int64_t i = 0; values != NULL && i < COUNT; i++)
@@ -342,7 +342,7 @@ static void elementwise_back(quad_tape *t, const quad_record *y)
 static void elementwise_form(quad_tape *t, const void *config)
 {
     const elementwise *f = config;
-    const quad_node x = quad_given_rows(t, "inputs/x");
+    const quad_node x = quad_input_rows(t, "inputs/x");
     quad_node y;
     quad *values =
         quad_new(t, 1, quad_columns(t, x), (quad_record){.from = {x}, .back = elementwise_back, .with = config}, &y);

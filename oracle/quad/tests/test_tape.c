@@ -12,12 +12,12 @@ enum { ROWS = 4, COLUMNS = 6, WEIGHTS = 96 };
 
 static quad_node x_of(quad_tape *t)
 {
-    return quad_given(t, "inputs/x", ROWS, COLUMNS);
+    return quad_input(t, "inputs/x", ROWS, COLUMNS);
 }
 
 static quad_node w_of(quad_tape *t, int64_t first, int64_t count, int64_t columns)
 {
-    return quad_part(t, quad_given(t, "weights/w", 1, WEIGHTS), first, count, columns);
+    return quad_part(t, quad_input(t, "weights/w", 1, WEIGHTS), first, count, columns);
 }
 
 static void put(quad_tape *t, quad_node y)
@@ -146,8 +146,8 @@ static void attended(quad_tape *t, const void *self)
     const attending *a = self;
     const int64_t kv = a->config.kv_heads;
     quad_node lse;
-    const quad_node query = quad_part(t, quad_given(t, "weights/w", 1, WEIGHTS), 0, 8, 8);
-    const quad_node key = quad_part(t, quad_given(t, "weights/w", 1, WEIGHTS), 64, 8, 2 * kv);
+    const quad_node query = quad_part(t, quad_input(t, "weights/w", 1, WEIGHTS), 0, 8, 8);
+    const quad_node key = quad_part(t, quad_input(t, "weights/w", 1, WEIGHTS), 64, 8, 2 * kv);
     const quad_node value = quad_part(t, x_of(t), 0, 8, kv);
     const quad_node out = quad_attend(t, &a->config, query, key, value, a->sinks ? quad_part(t, x_of(t), 20, 1, 4) : 0,
                                       a->segments ? segments : NULL, &lse);
@@ -358,7 +358,7 @@ TEST(test_refusals)
         assay_context ctx = assay_context_default(1);
         add_inputs(&c, 1);
         quad_tape t = {.ctx = &ctx, .in = &c.in, .out = &c.out};
-        const quad_node x = quad_given(&t, table[i].path, table[i].rows, COLUMNS);
+        const quad_node x = quad_input(&t, table[i].path, table[i].rows, COLUMNS);
         assert_int_equal(x, 0);
         /* and whatever is made of it */
         assert_int_equal(quad_add(&t, quad_times(&t, x, 2), quad_map(&t, x, QUAD_SILU)), 0);
