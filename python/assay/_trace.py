@@ -400,7 +400,7 @@ class Tracer:
             return v
         return self.renamed(v, [dim if i == place else d for i, d in enumerate(v.dims)])
 
-    def together(self, step: str, values: Sequence[Value]) -> Value:
+    def together(self, step: str, values: Sequence[Value], **parameters: Any) -> Value:
         """Numbers of several tensors one by one, as broadcasting has it."""
         rank = max(len(v.dims) for v in values)
         dims: list[tuple[Axis, ...]] = [()] * rank
@@ -421,7 +421,7 @@ class Tracer:
         known = self.known(step, values, dims)
         if known is not None:
             return known
-        made = self.ordered(self.call(step, operands, single(axes_of(operands))), dims)
+        made = self.ordered(self.call(step, operands, single(axes_of(operands)), **parameters), dims)
         made.origin = Origin(step, tuple(values), made.dims)
         return made
 

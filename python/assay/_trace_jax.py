@@ -300,7 +300,7 @@ class Walk:
 
     def on_clamp(self, eqn: Any, given: Sequence[Known]) -> Value:
         low, x, high = (self.of(v) for v in given)
-        return self.t.together("minimum", [self.t.together("maximum", [x, low]), high])
+        return self.t.together("minimum", [self.t.together("maximum", [x, low], kink=0.0), high], kink=0.0)
 
     # along dimensions
 

@@ -61,6 +61,14 @@ def array_of(x: Any) -> Any:
     return x.double().numpy() if x.is_floating_point() else x.numpy()  # bfloat16 is none of numpy's
 
 
+def slope_on_bound(of_tensors: bool) -> float:
+    """The gradient of clamp on its bound, which versions of PyTorch differ in."""
+    with torch.inference_mode(False), torch.enable_grad():
+        x = torch.zeros(1, requires_grad=True)
+        (slope,) = torch.autograd.grad(torch.clamp(x, min=torch.zeros(1) if of_tensors else 0.0), x)
+    return float(slope)
+
+
 class Recorder(TorchDispatchMode):
     def __init__(self, tracer: Tracer, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -367,12 +375,13 @@ class Recorder(TorchDispatchMode):
 
     def on_clamp(self, out: Any, x: Any, min: Any = None, max: Any = None) -> Value:  # noqa: A002
         v = self.numbers(x)
+        kink = slope_on_bound(isinstance(min, torch.Tensor) or isinstance(max, torch.Tensor))
         if any(isinstance(bound, torch.Tensor) for bound in (min, max)):
-            v = v if min is None else self.t.together("maximum", [v, self.numbers(min)])
-            return v if max is None else self.t.together("minimum", [v, self.numbers(max)])
+            v = v if min is None else self.t.together("maximum", [v, self.numbers(min)], kink=kink)
+            return v if max is None else self.t.together("minimum", [v, self.numbers(max)], kink=kink)
         if min is not None and max is not None and min > max:
             return self.t.number(float(max)).seen([()] * x.dim())
-        return self.t.map("clamp", v, **{key: float(value) for key, value in (("low", min), ("high", max)) if value is not None})
+        return self.t.map("clamp", v, kink=kink, **{key: float(value) for key, value in (("low", min), ("high", max)) if value is not None})
 
     def on_clamp_min(self, out: Any, x: Any, low: Any) -> Value:
         return self.on_clamp(out, x, low)
@@ -381,16 +390,16 @@ class Recorder(TorchDispatchMode):
         return self.on_clamp(out, x, None, high)
 
     def on_hardtanh(self, out: Any, x: Any, low: float = -1, high: float = 1) -> Value:
-        return self.t.map("clamp", self.of(x), low=float(low), high=float(high))
+        return self.t.map("clamp", self.of(x), low=float(low), high=float(high), kink=0.0)
 
     def on_leaky_relu(self, out: Any, x: Any, slope: float = 0.01) -> Value:
         if not 0 <= slope <= 1:
             raise lib.BadInput(f"the slope {slope}, expected one from 0 to 1")
-        return self.t.together("maximum", [self.of(x), self.t.together("mul", [self.of(x), self.t.number(slope)])])
+        return self.t.together("maximum", [self.of(x), self.t.together("mul", [self.of(x), self.t.number(slope)])], kink=0.0)
 
     def on_elu(self, out: Any, x: Any, alpha: float = 1, scale: float = 1, inner: float = 1) -> Value:
         t, v = self.t, self.of(x)
-        low = t.together("minimum", [v, t.number(0)])
+        low = t.together("minimum", [v, t.number(0)], kink=1.0)
         low = low if inner == 1 else t.together("mul", [low, t.number(inner)])
         low = t.together("mul", [t.together("sub", [t.map("exp", low), t.number(1)]), t.number(alpha)])
         made = t.together("add", [t.map("relu", v), low])

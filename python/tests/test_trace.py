@@ -714,3 +714,16 @@ def test_arguments_are_filled_as_is_said():
         assay.trace(biased, example, fills={"bais": {"scale": 1}})
     own = assay.program(T=4, D=64, fills={"bias": {"scale": 0.125}})(biased)
     assert "  bias: {axes: [D], scale: 0.125}\n" in str(own.programs()[0])
+
+
+@pytest.mark.parametrize("function", [lambda x: F.relu(x), lambda x: F.relu6(x), lambda x: F.hardtanh(x, -1.0, 1.0), lambda x: F.leaky_relu(x, 0.1),
+                                      lambda x: F.elu(x, 0.5), torch.abs, lambda x: x.clamp(-1, 1), lambda x: x.clamp(min=torch.tensor(-1.0)),
+                                      lambda x: x.amax(-1)])
+def test_the_golden_has_the_frameworks_slope_on_a_kink(function):
+    x = torch.tensor([[-1.0, 0.0, 1.0, 6.0, 2.0], [3.0, -2.0, 0.0, 1.0, -1.0]])
+    program = assay.trace(function, {"x": x})
+    case = program.case(inputs={"inputs/x": {"distribution": "values", "values": x.flatten().tolist()}}, dtype="float32", precision="f32")
+    (cotangent,) = case.cotangents(torch).values()
+    wide = x.double().requires_grad_(True)
+    function(wide).backward(cotangent.double())
+    np.testing.assert_allclose(case.golden("gradients/inputs/x"), wide.grad.numpy(), rtol=1e-12, atol=1e-12)
