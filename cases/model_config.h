@@ -43,7 +43,7 @@
       ASSAY_PART_NORM | ASSAY_PART_MLP | ASSAY_PART_ROUTER | ASSAY_PART_EXPERTS | ASSAY_PART_LATENT |                  \
           ASSAY_PART_GROUPED | ASSAY_PART_GROUPS | ASSAY_PART_SORT | ASSAY_PART_COMBINE | ASSAY_PART_LAYER |           \
           ASSAY_PART_QUANTIZE | ASSAY_PART_DEQUANTIZE)                                                                 \
-    X(I, base_mlp_dim, 0, ASSAY_PART_MLP)                                                                              \
+    X(I, base_mlp_dim, 0, ASSAY_PART_MLP | ASSAY_PART_EXPERTS)                                                         \
     X(I, base_moe_mlp_dim, 0, ASSAY_PART_EXPERTS | ASSAY_PART_GROUPS)                                                  \
     X(I, base_num_query_heads, 0,                                                                                      \
       ASSAY_PART_ATTENTION | ASSAY_PART_MERGE | ASSAY_PART_DECODE | ASSAY_PART_ROPE | ASSAY_PART_LAYER)                \
@@ -83,7 +83,8 @@
     X(I, base_num_kv_heads, 0,                                                                                         \
       ASSAY_PART_GROUPED | ASSAY_PART_SHARING | ASSAY_PART_DECODE | ASSAY_PART_CACHE) /* as many as query heads */     \
     X(I, head_dim, 0,                                                                                                  \
-      ASSAY_PART_GROUPED | ASSAY_PART_MERGE | ASSAY_PART_DECODE | ASSAY_PART_CACHE) /* the sizes of MLA */             \
+      ASSAY_PART_GROUPED | ASSAY_PART_SHARING | ASSAY_PART_MERGE | ASSAY_PART_DECODE |                                 \
+          ASSAY_PART_CACHE) /* the sizes of MLA */                                                                     \
     X(B, attention_bias, false, ASSAY_PART_GROUPED)                                                                    \
     X(B, attention_sink, false, ASSAY_PART_SHARING | ASSAY_PART_MERGE | ASSAY_PART_DECODE)                             \
     X(I, sliding_window_size, 0, ASSAY_PART_ATTENTION | ASSAY_PART_DECODE)                                             \
@@ -130,7 +131,8 @@
     X(D, normalization_layer_epsilon, 1e-5,                                                                            \
       ASSAY_PART_NORM | ASSAY_PART_LATENT | ASSAY_PART_GROUPED | ASSAY_PART_CACHE | ASSAY_PART_LAYER)                  \
     X(D, latent_norm_epsilon, -1.0,                                                                                    \
-      ASSAY_PART_LATENT | ASSAY_PART_GROUPED) /* of q_norm and kv_norm of MLA; -1: as the one above */                 \
+      ASSAY_PART_CACHE | ASSAY_PART_LATENT |                                                                           \
+          ASSAY_PART_GROUPED) /* of q_norm and kv_norm of MLA; -1: as the one above */                                 \
     X(A, mlp_activations, "silu", ASSAY_PART_MLP | ASSAY_PART_EXPERTS)                                                 \
     X(D, mlp_activations_limit, 0.0, ASSAY_PART_MLP | ASSAY_PART_EXPERTS)                                              \
     X(B, mlp_bias, false, ASSAY_PART_MLP | ASSAY_PART_EXPERTS)                                                         \
@@ -153,22 +155,29 @@
     X(I, first_num_hash_layers, 0, ASSAY_PART_ROUTER)                                                                  \
     X(I, vocab_size, 0, ASSAY_PART_ROUTER)                                                                             \
     X(I, batch_split_factor, 1, ASSAY_PART_SCHEDULE)                                                                   \
-    X(B, use_batch_split_schedule, false, ASSAY_PART_SCHEDULE)                                                         \
+    X(B, use_batch_split_schedule, false, ASSAY_PART_ROUTER | ASSAY_PART_SCHEDULE)                                     \
     X(S, function, "", ASSAY_PART_SCHEDULE)                                                                            \
     X(I, top_k_in_group, 2, ASSAY_PART_ROUTER)                                                                         \
     X(B, merge_gating_gmm, false, ASSAY_PART_SCHEDULE)                                                                 \
     X(S, quant_format, "", ASSAY_PART_QUANTIZE | ASSAY_PART_DEQUANTIZE)                                                \
-    X(S, quant_scale, "divide", ASSAY_PART_QUANTIZE | ASSAY_PART_CACHE | ASSAY_PART_MLP | ASSAY_PART_EXPERTS)          \
+    X(S, quant_scale, "divide",                                                                                        \
+      ASSAY_PART_DECODE | ASSAY_PART_QUANTIZE | ASSAY_PART_CACHE | ASSAY_PART_MLP | ASSAY_PART_EXPERTS)                \
     X(S, quant_scale_rounding, "nearest",                                                                              \
-      ASSAY_PART_QUANTIZE | ASSAY_PART_CACHE | ASSAY_PART_MLP | ASSAY_PART_EXPERTS | ASSAY_PART_GROUPS |               \
-          ASSAY_PART_LATENT | ASSAY_PART_GROUPED)                                                                      \
-    X(B, quant_subnormal_scale, true, ASSAY_PART_QUANTIZE | ASSAY_PART_CACHE | ASSAY_PART_MLP | ASSAY_PART_EXPERTS)    \
-    X(D, quant_smallest_amax, 0.0, ASSAY_PART_QUANTIZE | ASSAY_PART_CACHE | ASSAY_PART_MLP | ASSAY_PART_EXPERTS)       \
-    X(B, quant_saturate, true, ASSAY_PART_QUANTIZE | ASSAY_PART_CACHE | ASSAY_PART_MLP | ASSAY_PART_EXPERTS)           \
-    X(S, quant_elements, "multiply", ASSAY_PART_QUANTIZE | ASSAY_PART_CACHE | ASSAY_PART_MLP | ASSAY_PART_EXPERTS)     \
-    X(S, quant_ties, "even", ASSAY_PART_QUANTIZE | ASSAY_PART_CACHE | ASSAY_PART_MLP | ASSAY_PART_EXPERTS)             \
+      ASSAY_PART_DECODE | ASSAY_PART_QUANTIZE | ASSAY_PART_CACHE | ASSAY_PART_MLP | ASSAY_PART_EXPERTS |               \
+          ASSAY_PART_GROUPS | ASSAY_PART_LATENT | ASSAY_PART_GROUPED)                                                  \
+    X(B, quant_subnormal_scale, true,                                                                                  \
+      ASSAY_PART_DECODE | ASSAY_PART_QUANTIZE | ASSAY_PART_CACHE | ASSAY_PART_MLP | ASSAY_PART_EXPERTS)                \
+    X(D, quant_smallest_amax, 0.0,                                                                                     \
+      ASSAY_PART_DECODE | ASSAY_PART_QUANTIZE | ASSAY_PART_CACHE | ASSAY_PART_MLP | ASSAY_PART_EXPERTS)                \
+    X(B, quant_saturate, true,                                                                                         \
+      ASSAY_PART_DECODE | ASSAY_PART_QUANTIZE | ASSAY_PART_CACHE | ASSAY_PART_MLP | ASSAY_PART_EXPERTS)                \
+    X(S, quant_elements, "multiply",                                                                                   \
+      ASSAY_PART_DECODE | ASSAY_PART_QUANTIZE | ASSAY_PART_CACHE | ASSAY_PART_MLP | ASSAY_PART_EXPERTS)                \
+    X(S, quant_ties, "even",                                                                                           \
+      ASSAY_PART_DECODE | ASSAY_PART_QUANTIZE | ASSAY_PART_CACHE | ASSAY_PART_MLP | ASSAY_PART_EXPERTS)                \
     X(S, quant_scale_layout, "row_major", ASSAY_PART_QUANTIZE | ASSAY_PART_DEQUANTIZE)                                 \
-    X(B, quant_negative_zero, true, ASSAY_PART_QUANTIZE | ASSAY_PART_CACHE | ASSAY_PART_MLP | ASSAY_PART_EXPERTS)      \
+    X(B, quant_negative_zero, true,                                                                                    \
+      ASSAY_PART_DECODE | ASSAY_PART_QUANTIZE | ASSAY_PART_CACHE | ASSAY_PART_MLP | ASSAY_PART_EXPERTS)                \
     X(S, quant_hidden_format, "", ASSAY_PART_MLP | ASSAY_PART_EXPERTS)                                                 \
     X(D, quant_hidden_tensor_scale, 0.0, ASSAY_PART_MLP | ASSAY_PART_EXPERTS)                                          \
     X(B, pack_codes, true, ASSAY_PART_QUANTIZE | ASSAY_PART_DEQUANTIZE)                                                \

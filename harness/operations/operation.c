@@ -311,7 +311,10 @@ static assay_status as_read(assay_context *ctx, const assay_case *c, assay_case 
     const assay_operation *operation = assay_operation_by_name(c->op);
     *read = *c;
     MUST(assay_case_resolve(ctx, c, &read->config));
-    for (int i = 0; operation != NULL && i < ASSAY_MODEL_KEYS; i++) {
+    if (operation == NULL) return ASSAY_OK;
+    /* a function of the schedule has a layer's keys */
+    const bool all = (operation->parts & ASSAY_PART_SCHEDULE) != 0 && (operation->parts & ASSAY_PART_LAYER) == 0;
+    for (int i = 0; !all && i < ASSAY_MODEL_KEYS; i++) {
         const unsigned parts = assay_model_keys[i].parts;
         if (parts != 0 && (parts & operation->parts) == 0) assay_case_leave_open(read, i);
     }

@@ -24,6 +24,7 @@ static const struct {
     {"batch_split", "capacity_factor"}, /* room for what is kept */
     {"batch_split", "merge_gating_gmm"},
     {"batch_split", "use_batch_split_schedule"},
+    {"moe", "use_batch_split_schedule"},
     {"*", "shard_exp_on_fsdp"}, /* where weights lie */
     /* what another form of the operation reads */
     {"mla_decode", "base_num_kv_heads"}, /* one latent is the key of all heads */
@@ -202,5 +203,27 @@ TEST(no_key_is_taken_that_changes_nothing)
     for (int i = 0; assay_operations[i] != NULL; i++)
         found += keys_that_change_nothing(assay_operations[i], cases, count);
     assert_int_equal(found, 0);
+    assay_cases_free(cases, count);
+}
+
+TEST(keys_that_show_leaves_out_change_nothing)
+{
+    int count;
+    assay_context ctx = assay_context_default(1);
+    assay_case *cases = all_cases(&count);
+    for (int i = 0; i < count; i++) {
+        assay_tensor_set whole = {0}, brief = {0};
+        char *text = NULL;
+        if (run_case(&cases[i], &whole)) {
+            assert_ok(&ctx, assay_case_brief_yaml(&ctx, &cases[i], &text));
+            assay_case *c = case_from(text);
+            if (!run_case(c, &brief) || !same_tensors(&whole, &brief))
+                fail_msg("%s is another case:\n%s", cases[i].name, text);
+            assay_cases_free(c, 1);
+        }
+        assay_tensor_set_free(&whole);
+        assay_tensor_set_free(&brief);
+        free(text);
+    }
     assay_cases_free(cases, count);
 }
