@@ -63,9 +63,10 @@ def array_of(x: Any) -> Any:
 
 def slope_on_bound(of_tensors: bool) -> float:
     """The gradient of clamp on its bound, which versions of PyTorch differ in."""
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch.enable_grad():
         x = torch.zeros(1, requires_grad=True)
-        (slope,) = torch.autograd.grad(torch.clamp(x, min=torch.zeros(1) if of_tensors else 0.0), x)
+        made = torch.clamp(x, min=torch.zeros(1)) if of_tensors else torch.clamp(x, min=0.0)
+        (slope,) = torch.autograd.grad(made, x)
     return float(slope)
 
 
