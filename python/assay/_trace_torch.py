@@ -63,7 +63,7 @@ def array_of(x: Any) -> Any:
 
 def slope_on_bound(of_tensors: bool) -> float:
     """The gradient of clamp on its bound, which versions of PyTorch differ in."""
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():  # type: ignore[no-untyped-call]
         x = torch.zeros(1, requires_grad=True)
         made = torch.clamp(x, min=torch.zeros(1)) if of_tensors else torch.clamp(x, min=0.0)
         (slope,) = torch.autograd.grad(made, x)
