@@ -8,7 +8,7 @@ static const int32_t segments[] = {1, 1, 2, 0, 2, 1, 2, 0, 3, 3, 3, 0, 0, 0};
 enum { SEGMENTS = sizeof segments / sizeof *segments };
 
 const assay_emulation block_bfloat16 = {
-    .precision = {"bf16", RMS(0x1p-8), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), 0x1p-22},
+    .precision = {"bf16", RMS(0x1p-8), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), 0x1p-22, .accumulator = {0}},
     .storage = ASSAY_BFLOAT16,
     .multiply = ASSAY_BFLOAT16,
     .seed = 3};
