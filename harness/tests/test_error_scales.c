@@ -104,6 +104,24 @@ static void check(assay_case *c, double most, const double least[2], bool wide)
 #define THREE "checkpoints=all;profiles=[bf16, f16, f32]"
 #define TINY "checkpoints=all;profiles=f16;dtype=float16;inputs.cotangents/y={scale: 1.0e-4}"
 
+/* A large bias makes a large sum, whose rounding a softmax of all experts keeps. */
+TEST(a_bias_inside_a_softmax_is_rounded)
+{
+    trial t;
+    trial_evaluate(&t,
+                   case_from("{case: a, op: moe, model: {decoder_block: gpt_oss, base_emb_dim: 1, base_moe_mlp_dim: 1, "
+                             "num_experts: 4, num_experts_per_tok: 4, routed_bias: true, norm_topk_prob: true, "
+                             "fused_moe_func: true, mlp_activations_limit: 7, mlp_activations: [sigmoid, linear]}, "
+                             "batch: 2, sequence: 2, inputs: "
+                             "{weights/gate/bias: {scale: 0.14, "
+                             "mean: 34.5}}, gradients: [none], profiles: [bf16]}"),
+                   NULL);
+    const assay_tensor *weights = assay_tensor_set_find(&t.golden, "routing/weights"),
+                       *scale = assay_tensor_set_find(&t.golden, "error_scale/bf16/routing/weights");
+    for (int64_t i = 0; i < weights->count; i++) assert_true(scale->values[i] > 5e-7 * weights->values[i]);
+    trial_close(&t);
+}
+
 TEST(test_scales_of_parts)
 {
     static const scaled_case table[] = {
