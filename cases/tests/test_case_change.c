@@ -2,22 +2,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cases/case.h"
-#include "tests/support/assay_test.h"
+#include "cases/tests/same_case.h"
 
 static const char YAML[] =
     "case: c\nop: moe\ntags: [one, two]\nmodel: {base_emb_dim: 8, num_experts: 4, routed_bias: true}\n"
     "batch: 2\ninputs: {x: {values: [1, 2, 3]}, gate/bias: {scale: 2}}\n"
     "dtypes: {weights/gate/bias: float32}\nquant_formats: {weights/wo: nvfp4}\ngradients: [inputs/x]\n";
-
-static assay_case *parse(assay_context *ctx, const char *yaml)
-{
-    assay_case *c = NULL;
-    int count = 0;
-    assert_ok(ctx, assay_cases_parse(ctx, "c.yml", yaml, strlen(yaml), &c, &count));
-    assert_int_equal(count, 1);
-    return c;
-}
 
 static char *whole(assay_context *ctx, const assay_case *c)
 {
@@ -29,7 +19,7 @@ static char *whole(assay_context *ctx, const assay_case *c)
 TEST(a_copy_is_equal_and_owns_what_it_has)
 {
     assay_context ctx = assay_context_default(1);
-    assay_case *c = parse(&ctx, YAML), copy = {0};
+    assay_case *c = case_from(YAML), copy = {0};
     assert_ok(&ctx, assay_case_copy(&ctx, c, &copy));
     char *before = whole(&ctx, c), *copied = whole(&ctx, &copy);
     assert_string_equal(before, copied);
@@ -41,13 +31,12 @@ TEST(a_copy_is_equal_and_owns_what_it_has)
     assay_case_drop_tags(&copy);
     copy.dtypes[0].type = ASSAY_FLOAT16;
     assert_ok(&ctx, assay_case_set(&ctx, &copy, "gradients=all"));
-    char *after = whole(&ctx, c);
+    OWNED char *after = whole(&ctx, c);
     assert_string_equal(before, after);
     assert_int_equal(copy.input_count, 1);
     assert_int_equal(copy.tags.count, 0);
     assert_int_equal(copy.quant_format_count, 0);
     free(before);
-    free(after);
     assay_case_free(&copy);
     assay_cases_free(c, 1);
 }
@@ -55,7 +44,7 @@ TEST(a_copy_is_equal_and_owns_what_it_has)
 TEST(a_copy_without_memory_is_none)
 {
     assay_context ctx = assay_context_default(1);
-    assay_case *c = parse(&ctx, YAML);
+    OWNED_BY(free_case) assay_case *c = case_from(YAML);
     for (int n = 0;; n++) {
         assay_case copy = {0};
         assay_fail_allocation(n);
@@ -65,29 +54,23 @@ TEST(a_copy_without_memory_is_none)
         if (had_memory(&ctx, status)) break;
         assert_false(whole_copy);
     }
-    assay_cases_free(c, 1);
 }
 
 /* What says nothing is left out, what was given stays, and reading it again gives the same. */
 TEST(a_short_case_says_the_same)
 {
     assay_context ctx = assay_context_default(1);
-    assay_case *c = parse(&ctx, YAML);
-    char *text = NULL;
+    OWNED_BY(free_case) assay_case *c = case_from(YAML);
+    OWNED char *text = NULL;
     assert_true(assay_case_says_key(c, ASSAY_KEY_AT_routed_bias));
     assert_false(assay_case_says_key(c, ASSAY_KEY_AT_kv_lora_rank));
     assert_ok(&ctx, assay_case_to_short_yaml(&ctx, c, &text));
     assert_non_null(strstr(text, "num_experts: 4"));
     assert_null(strstr(text, "kv_lora_rank"));
-    assay_case *again = parse(&ctx, text);
-    char *one = whole(&ctx, c), *other = whole(&ctx, again);
+    OWNED_BY(free_case) assay_case *again = case_from(text);
+    OWNED char *one = whole(&ctx, c), *other = whole(&ctx, again);
     assert_string_equal(one, other);
     assert_memory_equal(c->config.given, again->config.given, sizeof c->config.given);
     assay_case_leave_open(c, ASSAY_KEY_AT_routed_bias);
     assert_false(c->config.routed_bias || assay_case_says_key(c, ASSAY_KEY_AT_routed_bias));
-    free(text);
-    free(one);
-    free(other);
-    assay_cases_free(again, 1);
-    assay_cases_free(c, 1);
 }

@@ -6,18 +6,9 @@
 #include "cases/tests/same_case.h"
 #include "tests/support/assay_test.h"
 
-static assay_case *case_of(assay_context *ctx, const char *text)
+static assay_case *new_case(void)
 {
-    assay_case *c = NULL;
-    int count = 0;
-    assert_ok(ctx, assay_cases_parse(ctx, "t.yml", text, strlen(text), &c, &count));
-    assert_int_equal(count, 1);
-    return c;
-}
-
-static assay_case *new_case(assay_context *ctx)
-{
-    return case_of(ctx, "case: a\nop: moe\nmodel: deepseek3-tiny\ninputs: {x: {values: [1, 2]}}\n");
+    return case_from("case: a\nop: moe\nmodel: deepseek3-tiny\ninputs: {x: {values: [1, 2]}}\n");
 }
 
 TEST(sets_what_a_case_has)
@@ -66,7 +57,7 @@ TEST(sets_what_a_case_has)
         "dtypes: {gate/bias: float32, weights/*: float8_e5m2}\n"
         "quant_formats: {inputs/x: nvfp4, weights/wo: fp8_e4m3_128x128}\n";
     assay_context ctx = {.threads = 1};
-    assay_case *c = new_case(&ctx), *expected = case_of(&ctx, EXPECTED);
+    OWNED_BY(free_case) assay_case *c = new_case(), *expected = case_from(EXPECTED);
     for (size_t i = 0; i < sizeof ASSIGNMENTS / sizeof *ASSIGNMENTS; i++) {
         assert_ok(&ctx, assay_case_set(&ctx, c, ASSIGNMENTS[i]));
     }
@@ -86,8 +77,6 @@ TEST(sets_what_a_case_has)
     assert_null(assay_case_dtype_of(c, "cotangents/y"));
     assert_ok(&ctx, assay_case_set(&ctx, c, "dtypes.cotangents/*=float32"));
     assert_int_equal(assay_case_dtype_of(c, "cotangents/y")->type, ASSAY_FLOAT32);
-    assay_cases_free(expected, 1);
-    assay_cases_free(c, 1);
 }
 
 TEST(refuses_and_changes_nothing)
@@ -129,7 +118,7 @@ TEST(refuses_and_changes_nothing)
         {"mlp_activations=[a, b, c]", "expected one or two texts"},
     };
     assay_context ctx = {.threads = 1};
-    assay_case *c = new_case(&ctx);
+    OWNED_BY(free_case) assay_case *c = new_case();
     const assay_case before = *c;
     for (size_t i = 0; i < sizeof REFUSED / sizeof *REFUSED; i++) {
         assert_int_equal(assay_case_set(&ctx, c, REFUSED[i].assignment), ASSAY_BAD_INPUT);
@@ -147,7 +136,6 @@ TEST(refuses_and_changes_nothing)
     assert_int_equal(c->dtype_count, 0);
     assert_int_equal(c->quant_format_count, 0);
     assert_true(c->inputs[0].values[1] == 2);
-    assay_cases_free(c, 1);
 }
 
 TEST(reports_every_failed_allocation)
@@ -165,7 +153,7 @@ TEST(reports_every_failed_allocation)
     for (size_t i = 0; i < sizeof ASSIGNMENTS / sizeof *ASSIGNMENTS; i++) {
         for (int64_t n = 0;; n++) {
             assay_context ctx = {.threads = 1};
-            assay_case *c = new_case(&ctx);
+            assay_case *c = new_case();
             assay_fail_allocation(n);
             assay_status status = assay_case_set(&ctx, c, ASSIGNMENTS[i]);
             const bool done = had_memory(&ctx, status);

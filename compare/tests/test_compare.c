@@ -136,7 +136,7 @@ static const struct {
 TEST(test_must_fail)
 {
     for (size_t i = 0; i < sizeof must_fail / sizeof *must_fail; i++) {
-        trial t = trial_of("bf16", 1e-3);
+        OWNED_BY(trial_free) trial t = trial_of("bf16", 1e-3);
         if (must_fail[i].change != NULL) {
             must_fail[i].change(&t.candidate);
         } else {
@@ -151,14 +151,13 @@ TEST(test_must_fail)
         if (r->finding == ASSAY_FINDING_ELEMENTS) assert_true(r->worst_beyond > 1.0);
         assert_contains(r->message, must_fail[i].message);
         assert_contains(r->message, must_fail[i].path);
-        trial_free(&t);
     }
 }
 
 /* Each element of the row within its threshold of 6.3 standard deviations, the row beyond its own of 5.7. */
 TEST(test_row_beyond_its_threshold)
 {
-    trial t = trial_of("f32", 1e-3);
+    OWNED_BY(trial_free) trial t = trial_of("f32", 1e-3);
     const double *scale = tensor_at(&t.golden, "outputs/y")->scale;
     for (int64_t i = 3 * 65; i < 4 * 65; i++)
         values_of(&t.candidate, "outputs/y")[i] += (i % 2 ? 6.1 : -6.1) * scale[i];
@@ -172,12 +171,11 @@ TEST(test_row_beyond_its_threshold)
     assert_true(y->worst_row > 1.0 && y->worst_row < 1.2);
     assert_contains(t.report.message,
                     "outputs/y: 1 of 14 rows beyond their threshold, the worst row [0,3]: RMS golden");
-    trial_free(&t);
 }
 
 TEST(test_first_wrong_is_blamed)
 {
-    trial t = trial_of("bf16", 1e-3);
+    OWNED_BY(trial_free) trial t = trial_of("bf16", 1e-3);
     wrong_gradient(&t.candidate);
     all_nan(&t.candidate);
     wrong_checkpoint(&t.candidate);
@@ -188,7 +186,6 @@ TEST(test_first_wrong_is_blamed)
         "outputs/y",      "gradients/inputs/x"};
     assert_int_equal(t.report.count, 6);
     for (int i = 0; i < 6; i++) assert_string_equal(t.report.tensors[i].spec.path, order[i]);
-    trial_free(&t);
 }
 
 /* In an order that no alphabet has; what stands nowhere in it comes last, folder after folder. */
@@ -201,7 +198,7 @@ TEST(test_order_is_given)
         {.path = "checkpoints/of_another_case", .role = ASSAY_ROLE_CHECKPOINT},
         {.path = "routing/selected_experts", .role = ASSAY_ROLE_ROUTING},
     };
-    trial t = trial_of("bf16", 1e-3);
+    OWNED_BY(trial_free) trial t = trial_of("bf16", 1e-3);
     wrong_gradient(&t.candidate);
     wrong_checkpoint(&t.candidate);
     compare_ranked(&t.ctx, &t.golden, &t.candidate, "bf16", (assay_order){.specs = specs, .count = 5}, &t.report);
@@ -210,7 +207,6 @@ TEST(test_order_is_given)
                                  "routing/margin",     "outputs/lb_loss",       "outputs/y"};
     assert_int_equal(t.report.count, 6);
     for (int i = 0; i < 6; i++) assert_string_equal(t.report.tensors[i].spec.path, order[i]);
-    trial_free(&t);
 }
 
 TEST(test_unknown_paths)
@@ -230,7 +226,7 @@ TEST(test_unknown_paths)
                 {"weights/wo2", false},
                 {"cotangents/y", false}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        trial t = trial_of("bf16", 1e-3);
+        OWNED_BY(trial_free) trial t = trial_of("bf16", 1e-3);
         add_tensor(&t.candidate, rows[i].path, ASSAY_FLOAT32, 1, DIMS(3), 0.0);
         free(t.candidate.tensors[t.candidate.count - 1].scale);
         t.candidate.tensors[t.candidate.count - 1].scale = NULL;
@@ -242,7 +238,6 @@ TEST(test_unknown_paths)
             assert_contains(t.report.message, rows[i].path);
             assert_contains(t.report.message, "unknown path");
         }
-        trial_free(&t);
     }
 }
 
@@ -257,7 +252,7 @@ TEST(test_correct_passes)
                 {"bf16", 1e-9, ASSAY_FLOAT32},  {"bf16", 1e-9, ASSAY_FLOAT64},  {"f16", 1e-9, ASSAY_FLOAT16},
                 {"f16", 1e-9, ASSAY_TFLOAT32},  {"f32", 1e-9, ASSAY_FLOAT32},   {"f64", 1e-17, ASSAY_FLOAT64}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        trial t = trial_of(rows[i].profile, rows[i].sigma);
+        OWNED_BY(trial_free) trial t = trial_of(rows[i].profile, rows[i].sigma);
         for (int j = 0; j < t.candidate.count; j++) {
             assay_tensor_spec *spec = &t.candidate.tensors[j].spec;
             if (spec->type != ASSAY_INT32) spec->type = kept_in(rows[i].type, spec);
@@ -267,14 +262,13 @@ TEST(test_correct_passes)
         assert_contains(t.report.message, "5 tensors correct");
         assert_false(result_at(&t.report, "routing/margin")->compared);
         assert_contains(result_at(&t.report, "routing/margin")->message, "the oracle's own measure");
-        trial_free(&t);
     }
 }
 
 /* A float32 file may hold results that were rounded to the profile's storage type. */
 TEST(test_rounded_in_a_wider_file)
 {
-    trial t = trial_of("bf16", 1e-9);
+    OWNED_BY(trial_free) trial t = trial_of("bf16", 1e-9);
     for (int j = 0; j < t.candidate.count; j++) {
         const test_tensor *tensor = &t.candidate.tensors[j];
         assay_dtype_round_many(kept_in(ASSAY_BFLOAT16, &tensor->spec), assay_shape_count(&tensor->spec.shape),
@@ -286,7 +280,6 @@ TEST(test_rounded_in_a_wider_file)
     assert_true(y->worst_element > 0.5 && y->worst_element <= 1.0);
     assert_true(y->worst_beyond < 0.01); /* the errors are the rounding alone */
     assert_true(y->rms_ratio > 0.3 && y->rms_ratio < 1.5);
-    trial_free(&t);
 }
 
 /* Its results are right, and the rest of it no backend's. */
@@ -307,7 +300,7 @@ TEST(test_golden_is_no_candidate)
 
 TEST(test_optional_may_be_missing)
 {
-    trial t = trial_of("bf16", 1e-3);
+    OWNED_BY(trial_free) trial t = trial_of("bf16", 1e-3);
     drop_tensor(&t.candidate, "checkpoints/moe_mlpwo");
     drop_tensor(&t.candidate, "routing/selected_experts");
     t.candidate.kind = NULL;
@@ -317,7 +310,6 @@ TEST(test_optional_may_be_missing)
     assert_int_equal(r->finding, ASSAY_FINDING_MISSING);
     assert_false(r->required || r->compared);
     assert_contains(r->message, "not given");
-    trial_free(&t);
 }
 
 /* Errors as the scale says, independent ones and ones that a whole row shares: no false alarm in 200 fixtures. */
@@ -375,7 +367,7 @@ TEST(test_finer_than_an_error_scale_of_0)
                 {1 - 0x1p-7, true, ASSAY_FAIL},
                 {1 + 0x1p-20, false, ASSAY_FAIL}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        trial t = {.ctx = {.threads = 1}, .golden = ordinary_golden("bf16", 0.01)};
+        OWNED_BY(trial_free) trial t = {.ctx = {.threads = 1}, .golden = ordinary_golden("bf16", 0.01)};
         tensor_at(&t.golden, "outputs/y")->scale[3] = 0;
         values_of(&t.golden, "outputs/y")[3] = 0.75;
         t.candidate = candidate_of(&t.golden);
@@ -386,7 +378,6 @@ TEST(test_finer_than_an_error_scale_of_0)
         const assay_tensor_result *r = result_at(&t.report, "outputs/y");
         if (r->verdict != rows[i].verdict) fail_msg("row %zu: %s", i, r->message);
         assert_int_equal(r->wrong_elements, r->verdict == ASSAY_FAIL);
-        trial_free(&t);
     }
 }
 
@@ -407,7 +398,7 @@ TEST(test_a_scale_of_0_by_chance_at_float64)
                 {0x1p-1060, 0x1p-1060 + 0x1p-1070, true, ASSAY_PASS}, /* float32 has no scale as small */
                 {0x1p-130, 0x1p-130 + 0x1p-145, true, ASSAY_FAIL}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        trial t = {.ctx = {.threads = 1}, .golden = ordinary_golden("f64", 1e-15)};
+        OWNED_BY(trial_free) trial t = {.ctx = {.threads = 1}, .golden = ordinary_golden("f64", 1e-15)};
         tensor_at(&t.golden, "outputs/y")->scale[3] = 0;
         values_of(&t.golden, "outputs/y")[3] = rows[i].golden;
         t.candidate = candidate_of(&t.golden);
@@ -417,7 +408,6 @@ TEST(test_a_scale_of_0_by_chance_at_float64)
         trial_compare(&t, "f64");
         const assay_tensor_result *r = result_at(&t.report, "outputs/y");
         if (r->verdict != rows[i].verdict) fail_msg("row %zu: %s", i, r->message);
-        trial_free(&t);
     }
 }
 
@@ -425,7 +415,7 @@ TEST(test_a_scale_of_0_by_chance_at_float64)
 TEST(test_errors_towards_zero)
 {
     for (int64_t rows = 8; rows <= 10; rows++) {
-        trial t = trial_of("bf16", 0.01);
+        OWNED_BY(trial_free) trial t = trial_of("bf16", 0.01);
         double *y = values_of(&t.candidate, "outputs/y");
         const double *scale = tensor_at(&t.golden, "outputs/y")->scale;
         for (int64_t i = 0; i < count_of(&t.candidate, "outputs/y"); i++) y[i] -= copysign(0.3 * scale[i], y[i]);
@@ -443,6 +433,5 @@ TEST(test_errors_towards_zero)
             assert_int_equal(r->finding, rows == 10 ? ASSAY_FINDING_TOWARD_ZERO : ASSAY_FINDING_NONE);
             if (rows == 10) assert_non_null(strstr(r->message, "errors towards zero are "));
         }
-        trial_free(&t);
     }
 }

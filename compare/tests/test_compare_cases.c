@@ -38,7 +38,7 @@ TEST(test_exact_elements)
         {0.0, -0x1p-1000, ASSAY_FLOAT64, ASSAY_PASS}, /* below what a float32 error scale can say */
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        trial s = single_of("bf16", 7, 0.0);
+        OWNED_BY(trial_free) trial s = single_of("bf16", 7, 0.0);
         for (int j = 0; j < 7; j++) s.golden.tensors[0].values[j] = j; /* not all of them 0 */
         s.golden.tensors[0].values[5] = rows[i].golden;
         s.candidate = candidate_of(&s.golden);
@@ -54,7 +54,6 @@ TEST(test_exact_elements)
             assert_int_equal(y->wrong_elements, 1);
             assert_int_equal(y->elements_worst[0].index, 5);
         }
-        trial_free(&s);
     }
 }
 
@@ -62,7 +61,7 @@ TEST(test_exact_elements)
 TEST(test_exact_among_others)
 {
     for (int wrong = 0; wrong < 2; wrong++) {
-        trial s = single_of("bf16", 700, 1e-3);
+        OWNED_BY(trial_free) trial s = single_of("bf16", 700, 1e-3);
         s.golden.tensors[0].values[699] = s.golden.tensors[0].scale[699] = 0.0;
         s.candidate = candidate_of(&s.golden);
         s.candidate.tensors[0].values[699] = wrong ? 1e-12 : 0.0;
@@ -70,7 +69,6 @@ TEST(test_exact_among_others)
         assert_int_equal(y->verdict, wrong ? ASSAY_FAIL : ASSAY_PASS);
         assert_false(y->exact);
         if (wrong) assert_contains(y->message, "[699]: golden 0, candidate 1e-12, which must be equal");
-        trial_free(&s);
     }
 }
 
@@ -87,7 +85,7 @@ TEST(test_infinite_golden)
                 {1.0, 1.0, INFINITY, ASSAY_NOT_COMPARABLE}, {1.0, NAN, INFINITY, ASSAY_FAIL}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         for (int64_t place = 0; place < 1500; place += 1499) {
-            trial s = single_of("f32", 1500, 1e-5);
+            OWNED_BY(trial_free) trial s = single_of("f32", 1500, 1e-5);
             s.golden.tensors[0].values[place] = rows[i].golden;
             s.golden.tensors[0].scale[place] = rows[i].sigma;
             s.candidate = candidate_of(&s.golden);
@@ -96,14 +94,13 @@ TEST(test_infinite_golden)
             const assay_tensor_result *y = compare_single(&s);
             if (y->verdict != rows[i].verdict) fail_msg("row %zu: %s", i, s.report.message);
             assert_false(isnan(y->rms_ratio) || isnan(y->worst_row) || isnan(y->max_error));
-            trial_free(&s);
         }
     }
 }
 
 TEST(test_no_error_scale)
 {
-    trial t = trial_of("f32", 1e-6);
+    OWNED_BY(trial_free) trial t = trial_of("f32", 1e-6);
     trial_compare(&t, "bf16");
     assert_int_equal(t.report.verdict, ASSAY_NOT_COMPARABLE);
     const assay_tensor_result *y = result_at(&t.report, "outputs/y");
@@ -126,7 +123,6 @@ TEST(test_no_error_scale)
     trial_compare(&t, "bf16");
     assert_int_equal(t.report.verdict, ASSAY_NOT_COMPARABLE);
     assert_contains(t.report.message, "the golden has no error scales");
-    trial_free(&t);
 }
 
 TEST(test_routing_floats_need_no_scale)
@@ -154,7 +150,7 @@ TEST(test_routing_floats_need_no_scale)
 /* Where zeros would pass nothing was shown; whole fixtures of that kind are VACUOUS, single tensors are named. */
 TEST(test_vacuous)
 {
-    trial s = single_of("bf16", 40, 1.0);
+    OWNED_BY(trial_free) trial s = single_of("bf16", 40, 1.0);
     s.candidate = candidate_of(&s.golden);
     assert_int_equal(compare_single(&s)->verdict, ASSAY_VACUOUS);
     assert_int_equal(s.report.verdict, ASSAY_VACUOUS);
@@ -166,7 +162,6 @@ TEST(test_vacuous)
     assert_int_equal(compare_single(&s)->verdict, ASSAY_VACUOUS);
     assert_int_equal(s.report.verdict, ASSAY_PASS);
     assert_contains(s.report.message, "zeros would pass in outputs/y");
-    trial_free(&s);
 }
 
 /* A log-sum-exp, losses and what a router gives are float32 beside results in 16 bits, unless a profile says otherwise. */
@@ -203,6 +198,7 @@ TEST(test_statistics_are_kept_finer)
         snprintf(own, sizeof own, "name: mine\n%.32s\n", rows[i].profile);
         if (named) profile = *assay_profile_by_name(rows[i].profile);
         if (!named) assert_ok(&ctx, assay_profile_parse(&ctx, "mine.yml", own, strlen(own), &profile));
+        OWNED_BY(trial_free)
         trial s = {.golden = {.kind = "golden", .profile = profile.precision.name}, .ctx = {.threads = 1}};
         add_tensor(&s.golden, rows[i].path, ASSAY_FLOAT64, 1, DIMS(40), 1e-9);
         s.candidate = candidate_of(&s.golden);
@@ -214,7 +210,6 @@ TEST(test_statistics_are_kept_finer)
         if (r->verdict != rows[i].verdict) fail_msg("row %zu: %s", i, r->message);
         if (rows[i].file != ASSAY_FLOAT32 && rows[i].verdict == ASSAY_FAIL)
             assert_int_equal(r->finding, ASSAY_FINDING_TYPE);
-        trial_free(&s);
     }
 }
 
@@ -230,13 +225,12 @@ TEST(test_below_every_error_scale)
                 {1e-40, 1, ASSAY_PASS},
                 {1e-40, 0, ASSAY_FAIL}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        trial s = single_of("f64", 40, 0.0);
+        OWNED_BY(trial_free) trial s = single_of("f64", 40, 0.0);
         for (int k = 0; k < 40; k++) s.golden.tensors[0].values[k] *= rows[i].size;
         s.candidate = candidate_of(&s.golden);
         for (int k = 0; k < 40; k++) s.candidate.tensors[0].values[k] *= rows[i].factor;
         assert_int_equal(compare_single(&s)->verdict, rows[i].verdict);
         assert_int_equal(s.report.verdict, rows[i].verdict);
-        trial_free(&s);
     }
 }
 
@@ -244,13 +238,12 @@ TEST(test_below_every_error_scale)
 TEST(test_nothing_but_zeros)
 {
     for (int others = 0; others < 2; others++) {
-        trial s = single_of("bf16", 40, 0.0);
+        OWNED_BY(trial_free) trial s = single_of("bf16", 40, 0.0);
         for (int i = 0; i < 40; i++) s.golden.tensors[0].values[i] = 0.0;
         if (others) add_tensor(&s.golden, "gradients/inputs/x", ASSAY_FLOAT64, 1, DIMS(40), 1e-3);
         s.candidate = candidate_of(&s.golden);
         assert_int_equal(compare_single(&s)->verdict, ASSAY_PASS);
         assert_int_equal(s.report.verdict, others ? ASSAY_PASS : ASSAY_VACUOUS);
-        trial_free(&s);
     }
 }
 
@@ -329,7 +322,7 @@ TEST(test_long_rows)
 /* The worst elements in order, and all wrong ones counted. */
 TEST(test_worst_elements)
 {
-    trial s = single_of("f32", 3000, 1e-4);
+    OWNED_BY(trial_free) trial s = single_of("f32", 3000, 1e-4);
     s.candidate = candidate_of(&s.golden);
     for (int i = 0; i < 3000; i++) s.golden.tensors[0].scale[i] = (double)1e-4F;
     for (int i = 0; i < 8; i++) s.candidate.tensors[0].values[100 + 311 * i] += 0.01 * (1 + (i * 3) % 8);
@@ -340,19 +333,16 @@ TEST(test_worst_elements)
         int64_t place = (y->elements_worst[i].index - 100) / 311;
         assert_int_equal((place * 3) % 8, 7 - i);
     }
-    trial_free(&s);
 }
 
 static assay_status compare_files(assay_context *ctx, const char *golden, const char *candidate, double false_alarm,
                                   assay_report *report)
 {
-    assay_fixture_reader *g = NULL, *c = NULL;
+    OWNED_BY(close_reader) assay_fixture_reader *g = NULL, *c = NULL;
     assert_ok(ctx, assay_fixture_open(ctx, golden, &g));
     assert_ok(ctx, assay_fixture_open(ctx, candidate, &c));
     assay_status status =
         assay_compare(ctx, g, c, assay_profile_by_name("bf16"), false_alarm, (assay_order){0}, report);
-    assay_fixture_close(g);
-    assay_fixture_close(c);
     return status;
 }
 
@@ -427,20 +417,17 @@ TEST(test_damaged_candidate)
 
 TEST(test_no_memory)
 {
-    trial t = trial_of("bf16", 1e-3);
+    OWNED_BY(trial_free) trial t = trial_of("bf16", 1e-3);
     add_tensor(&t.candidate, "outputs/unknown", ASSAY_INT32, 1, DIMS(3), 0.0);
     int64_t n = 0;
     for (bool done = false; !done; n++) {
-        assay_fixture_reader *golden = NULL, *candidate = NULL;
+        OWNED_BY(close_reader) assay_fixture_reader *golden = NULL, *candidate = NULL;
         open_fixtures(&t.ctx, &t.golden, &t.candidate, &golden, &candidate);
         assay_fail_allocation(n);
         const assay_status status =
             assay_compare(&t.ctx, golden, candidate, assay_profile_by_name("bf16"), 1e-6, (assay_order){0}, &t.report);
         done = had_memory(&t.ctx, status);
         assert_true(done ? t.report.verdict == ASSAY_FAIL : t.report.tensors == NULL);
-        assay_fixture_close(golden);
-        assay_fixture_close(candidate);
     }
     assert_true(n > 5);
-    trial_free(&t);
 }

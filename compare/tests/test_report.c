@@ -25,8 +25,8 @@ static void make_report(assay_report *report)
 TEST(test_text)
 {
     assay_context ctx = {.threads = 1};
-    assay_report report = {0};
-    char *text = NULL;
+    OWNED_BY(assay_report_free) assay_report report = {0};
+    OWNED char *text = NULL;
     make_report(&report);
     assay_report_style style = {0};
     snprintf(report.reproduce, sizeof report.reproduce, "assay compare golden.h5 candidate.h5 --precision bf16");
@@ -49,8 +49,6 @@ TEST(test_text)
     assert_contains(text, "\033[31mFAIL\033[0m  outputs/y: ");
     assert_contains(text, "    element [0,0,0]        golden ");
     assert_null(strstr(text, "reproduce:"));
-    free(text);
-    assay_report_free(&report);
 }
 
 static const cJSON *member(const cJSON *object, const char *key)
@@ -172,7 +170,7 @@ TEST(test_junit)
 TEST(test_no_memory)
 {
     assay_context ctx = {.threads = 1};
-    assay_report report = {0};
+    OWNED_BY(assay_report_free) assay_report report = {0};
     make_report(&report);
     for (int64_t n = 0;; n++) {
         char *json = NULL, *junit = NULL;
@@ -187,5 +185,4 @@ TEST(test_no_memory)
         free(junit);
         if (!failed) break;
     }
-    assay_report_free(&report);
 }

@@ -272,10 +272,10 @@ TEST(cells_of_all_sizes)
     for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++) {
         const int64_t rows = sizes[n][0], columns = sizes[n][1], count = rows * columns;
         assay_context ctx = {.threads = 1};
-        assay_fixture_reader *golden = NULL, *candidate = NULL;
-        assay_report report = {0};
-        double *zeros = calloc((size_t)count, sizeof *zeros), *values = calloc((size_t)count, sizeof *values);
-        double *scales = calloc((size_t)count, sizeof *scales);
+        OWNED_BY(close_reader) assay_fixture_reader *golden = NULL, *candidate = NULL;
+        OWNED_BY(assay_report_free) assay_report report = {0};
+        OWNED double *zeros = calloc((size_t)count, sizeof *zeros), *values = calloc((size_t)count, sizeof *values);
+        OWNED double *scales = calloc((size_t)count, sizeof *scales);
         float expected[ASSAY_PICTURE_ROWS * ASSAY_PICTURE_COLUMNS] = {0};
         assert_true(zeros != NULL && values != NULL && scales != NULL);
         assay_memory_tensor tensors[2] = {
@@ -299,12 +299,6 @@ TEST(cells_of_all_sizes)
         for (int64_t cell = 0; cell < down * across; cell++) {
             assert_true(fabsf(report.pictures[0]->cells[cell] - expected[cell]) <= 1e-3F);
         }
-        assay_report_free(&report);
-        assay_fixture_close(golden);
-        assay_fixture_close(candidate);
-        free(zeros);
-        free(values);
-        free(scales);
     }
 }
 
@@ -314,10 +308,10 @@ TEST(pictures_are_limited)
     enum { TENSORS = ASSAY_PICTURES_MOST + 3 };
     const double golden_value = 1, wrong = 2, scale = 1e-3;
     assay_context ctx = {.threads = 1};
-    assay_fixture_reader *golden = NULL, *candidate = NULL;
-    assay_report report = {0};
+    OWNED_BY(close_reader) assay_fixture_reader *golden = NULL, *candidate = NULL;
+    OWNED_BY(assay_report_free) assay_report report = {0};
     int drawn = 0;
-    assay_memory_tensor *tensors = calloc(2 * TENSORS, sizeof *tensors);
+    OWNED assay_memory_tensor *tensors = calloc(2 * TENSORS, sizeof *tensors);
     assert_non_null(tensors);
     for (int i = 0; i < TENSORS; i++) {
         assay_tensor_spec spec = spec_of("", ASSAY_FLOAT64, 1, DIMS(1));
@@ -340,8 +334,4 @@ TEST(pictures_are_limited)
     assert_int_equal(report.tensors[TENSORS - 1].verdict, ASSAY_FAIL);
     assert_non_null(report.pictures[TENSORS - 1]);
     assert_null(report.pictures[TENSORS - 2]);
-    assay_report_free(&report);
-    assay_fixture_close(golden);
-    assay_fixture_close(candidate);
-    free(tensors);
 }

@@ -48,7 +48,7 @@ static void errors_free(errors *e)
 static assay_statistics measure(const errors *e, int64_t piece)
 {
     assay_context ctx = {.threads = 1};
-    assay_statistics_pass pass;
+    OWNED_BY(assay_statistics_free) assay_statistics_pass pass;
     assay_statistics found;
     assert_ok(&ctx, assay_statistics_start(&ctx, &e->shape, UNIT, e->tiny, &pass));
     for (int64_t first = 0; first < e->count; first += piece) {
@@ -58,7 +58,6 @@ static assay_statistics measure(const errors *e, int64_t piece)
         assay_statistics_add(&pass, n, e->golden + first, e->candidate + first, e->inverse + first);
     }
     assay_statistics_finish(&pass, &found);
-    assay_statistics_free(&pass);
     return found;
 }
 
@@ -181,40 +180,37 @@ TEST(the_plain_formulas)
     static const int64_t shapes[][3] = {{1, 1, 1},   {1, 1, 7},  {3, 5, 1},   {2, 3, 131},
                                         {1, 2, 513}, {13, 1, 8}, {5, 7, 100}, {2, 9, 17}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        errors e = errors_of(3, shapes[i]);
+        OWNED_BY(errors_free) errors e = errors_of(3, shapes[i]);
         check(&e);
-        errors_free(&e);
     }
 }
 
 TEST(what_does_not_count)
 {
-    errors e = errors_of(2, DIMS(5, 150));
+    OWNED_BY(errors_free) errors e = errors_of(2, DIMS(5, 150));
     for (int64_t i = 0; i < e.count; i += 7) e.scale[i] = 0;
     e.candidate[3] = NAN, e.candidate[400] = INFINITY, e.golden[5] = NAN;
     check(&e);
     for (int64_t i = 0; i < e.count; i++) e.scale[i] = 0;
     const assay_statistics found = measure(&e, e.count);
     for (int s = 0; s < ASSAY_STATISTICS; s++) assert_true(found.values[s] == 0 && found.least_spreads[s] == 0);
-    errors_free(&e);
 }
 
 TEST(pieces_make_no_difference)
 {
     static const int64_t pieces[] = {1, 3, 8, 511, 512, 513, 1000};
-    errors e = errors_of(3, DIMS(3, 4, 131));
+    OWNED_BY(errors_free) errors e = errors_of(3, DIMS(3, 4, 131));
     const assay_statistics whole = measure(&e, e.count);
     for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
         const assay_statistics found = measure(&e, pieces[i]);
         assert_memory_equal(&found, &whole, sizeof found);
     }
-    errors_free(&e);
 }
 
 /* A slice that is wrong shows in its own statistic, and in which. */
 TEST(slices_are_seen)
 {
-    errors e = errors_of(3, DIMS(4, 16, 256));
+    OWNED_BY(errors_free) errors e = errors_of(3, DIMS(4, 16, 256));
     for (int64_t i = 0; i < e.count; i++) {
         if (index_on_axis(&e, i, 1) == 11) e.candidate[i] += 3 * e.scale[i];
     }
@@ -227,13 +223,12 @@ TEST(slices_are_seen)
     for (int64_t i = 0; i < e.count; i++) e.candidate[i] *= index_on_axis(&e, i, 1) >= 128 ? 1.02 : 1;
     found = measure(&e, e.count);
     assert_int_equal(found.slices[ASSAY_STATISTIC_TILE], 1);
-    errors_free(&e);
 }
 
 /* A factor on one tile, of which no element and no size says anything. */
 TEST(tiles_are_seen)
 {
-    errors e = errors_of(3, DIMS(2, 64, 96));
+    OWNED_BY(errors_free) errors e = errors_of(3, DIMS(2, 64, 96));
     for (int64_t i = 0; i < e.count; i++) e.candidate[i] *= square_of(&e, i, 2) == 5 ? 1.012 : 1;
     const assay_statistics found = measure(&e, e.count);
     const int of_32 = ASSAY_STATISTIC_TILE_SLOPE + 2;
@@ -243,7 +238,6 @@ TEST(tiles_are_seen)
     for (int s = ASSAY_STATISTIC_TILE_SLOPE; s < ASSAY_STATISTICS; s++) {
         assert_true(found.values[s] <= found.values[of_32]);
     }
-    errors_free(&e);
 }
 
 /* What is the whole tensor is none of its slices. */
@@ -263,7 +257,7 @@ TEST(tiles_that_count)
 /* Rounding less than the profile: tiny errors, all to one side, are no bias of signs. */
 TEST(tiny_errors_have_no_sign)
 {
-    errors e = errors_of(2, DIMS(8, 100));
+    OWNED_BY(errors_free) errors e = errors_of(2, DIMS(8, 100));
     for (int64_t i = 0; i < e.count; i++) e.candidate[i] = e.golden[i] + 1e-3 * e.scale[i];
     assay_statistics found = measure(&e, e.count);
     assert_true(found.values[ASSAY_STATISTIC_SIGN] == 0);
@@ -273,13 +267,12 @@ TEST(tiny_errors_have_no_sign)
     e.tiny = 1;
     found = measure(&e, e.count);
     assert_true(found.values[ASSAY_STATISTIC_SIGN] == 0);
-    errors_free(&e);
 }
 
 /* All magnitudes too small by much less than the errors' deviation. */
 TEST(errors_towards_zero)
 {
-    errors e = errors_of(2, DIMS(8, 100));
+    OWNED_BY(errors_free) errors e = errors_of(2, DIMS(8, 100));
     for (int64_t i = 0; i < e.count; i++) e.candidate[i] = e.golden[i] - copysign(0.1 * e.scale[i], e.golden[i]);
     e.golden[3] = e.candidate[3] = 0; /* neither */
     assay_statistics found = measure(&e, e.count);
@@ -288,7 +281,6 @@ TEST(errors_towards_zero)
     for (int64_t i = 0; i < e.count; i++) e.candidate[i] = 2 * e.golden[i] - e.candidate[i];
     found = measure(&e, e.count);
     assert_true(found.values[ASSAY_STATISTIC_TOWARD_ZERO] == -0.5 * 799 / 800);
-    errors_free(&e);
 }
 
 /* It stands behind the statistics that goldens before it have, in their order. */
@@ -362,7 +354,7 @@ TEST(axes_that_are_too_long)
     assert_true(assay_statistic_counts(&long_last, ASSAY_STATISTIC_AXIS));
     assert_false(assay_statistic_counts(&long_first, ASSAY_STATISTIC_AXIS));
     assert_true(assay_statistic_counts(&long_first, ASSAY_STATISTIC_TILE));
-    errors e = errors_of(2, DIMS(2, ASSAY_LONGEST_AXIS + 1));
+    OWNED_BY(errors_free) errors e = errors_of(2, DIMS(2, ASSAY_LONGEST_AXIS + 1));
     e.candidate[5] += 100;
     assay_statistics found = measure(&e, 1 << 16);
     assert_true(found.values[ASSAY_STATISTIC_AXIS] > found.values[ASSAY_STATISTIC_SIZE]);
@@ -372,7 +364,6 @@ TEST(axes_that_are_too_long)
     e = errors_of(2, DIMS(ASSAY_LONGEST_AXIS + 1, 2));
     found = measure(&e, 1 << 16);
     assert_true(found.values[ASSAY_STATISTIC_AXIS] == 0);
-    errors_free(&e);
 }
 
 /* Ten statistics share a third of 0.06, half of it on either side: Student's t from a table for 3 members, and the

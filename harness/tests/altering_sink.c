@@ -21,20 +21,18 @@ static void *copy_of(const void *from, int64_t count, size_t size)
 static assay_status write_f64(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
 {
     const altering_sink *sink = self;
-    double *altered = copy_of(values, count, sizeof *values);
+    OWNED double *altered = copy_of(values, count, sizeof *values);
     sink->alter(path, count, altered, NULL);
     const assay_status status = sink->out->write(ctx, sink->out->self, path, count, altered);
-    free(altered);
     return status;
 }
 
 static assay_status write_i32(assay_context *ctx, void *self, const char *path, int64_t count, const int32_t *indices)
 {
     const altering_sink *sink = self;
-    int32_t *altered = copy_of(indices, count, sizeof *indices);
+    OWNED int32_t *altered = copy_of(indices, count, sizeof *indices);
     sink->alter(path, count, NULL, altered);
     const assay_status status = sink->out->write_i32(ctx, sink->out->self, path, count, altered);
-    free(altered);
     return status;
 }
 

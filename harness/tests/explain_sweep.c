@@ -83,14 +83,12 @@ static assay_context in_low_precision(const subject *s)
 
 static assay_verdict verdict_on(subject *s, const assay_tensor_set *results)
 {
-    assay_report report = {0};
-    assay_fixture_reader *candidate = NULL;
+    OWNED_BY(assay_report_free) assay_report report = {0};
+    OWNED_BY(close_reader) assay_fixture_reader *candidate = NULL;
     require(s, assay_trial_reader(&s->t.ctx, results, "candidate", s->trial.profile, &candidate));
     require(s, assay_compare_undiagnosed(&s->t.ctx, s->t.reader, candidate, s->trial.profile, 1e-6,
                                          assay_plan_order(&s->t.plan), &report));
     const assay_verdict verdict = report.verdict;
-    assay_report_free(&report);
-    assay_fixture_close(candidate);
     return verdict;
 }
 
@@ -175,7 +173,7 @@ static void end(subject *s)
 static void make(subject *s, const assay_mutant *mutant, assay_tensor_set *results, bool *applies)
 {
     assay_context ctx = in_low_precision(s);
-    assay_tensor_set exact = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set exact = {0};
     assay_trial of = s->trial;
     assay_mutant held = *mutant;
     const bool evaluated = assay_mutant_is_evaluated(mutant) && !mutant->other_seed && !mutant->golden_choice &&
@@ -191,7 +189,6 @@ static void make(subject *s, const assay_mutant *mutant, assay_tensor_set *resul
     }
     require(s, assay_mutant_make(&ctx, &of, &held, results, applies));
 done:
-    assay_tensor_set_free(&exact);
 }
 
 static bool has_one_of(const char *text, const char *words)
@@ -225,8 +222,8 @@ static bool is_as_small_as_rounding(const char *mutant)
 /* `name`: what the diagnosis is to say; NULL: that it does not know. */
 static void judge(subject *s, const char *what, const char *name, assay_tensor_set *results, bool verbose, tally *t)
 {
-    assay_report report = {0};
-    assay_fixture_reader *candidate = NULL;
+    OWNED_BY(assay_report_free) assay_report report = {0};
+    OWNED_BY(close_reader) assay_fixture_reader *candidate = NULL;
     const assay_profile *profile = s->trial.profile;
     bool named = false;
     assay_golden golden = {.reader = s->t.reader, .c = s->t.c, .plan = s->t.plan};
@@ -256,18 +253,15 @@ static void judge(subject *s, const char *what, const char *name, assay_tensor_s
                        : "unknown",
                s->t.c->name, what, report.explanation, report.diagnosis[0] != '\0' ? " | " : "", report.diagnosis);
     }
-    assay_report_free(&report);
-    assay_fixture_close(candidate);
 }
 
 static void try_mutant(subject *s, const assay_mutant *mutant, bool verbose, tally *t)
 {
-    assay_tensor_set results = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
     bool applies = false;
     if (!assay_mutant_is_for(mutant, &s->t.plan)) return;
     make(s, mutant, &results, &applies);
     if (applies) judge(s, mutant->name, mutant->name, &results, verbose, t);
-    assay_tensor_set_free(&results);
 }
 
 /* --- candidates that are wrong in a way that no mutant is --- */
@@ -331,7 +325,7 @@ static void try_unknown(subject *s, bool verbose, tally *t)
         void (*change)(subject *s, assay_tensor_set *results);
     } changes[] = {{"noise of 50 deviations", add_noise}, {"two mutants at once", mix_two}};
     for (size_t i = 0; i <= sizeof changes / sizeof *changes; i++) {
-        assay_tensor_set results = {0};
+        OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
         bool applies = true;
         if (i == sizeof changes / sizeof *changes) {
             make(s, &other, &results, &applies);
@@ -342,7 +336,6 @@ static void try_unknown(subject *s, bool verbose, tally *t)
         }
         if (applies)
             judge(s, i == sizeof changes / sizeof *changes ? other.name : changes[i].name, NULL, &results, verbose, t);
-        assay_tensor_set_free(&results);
     }
 }
 

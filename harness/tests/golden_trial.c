@@ -111,15 +111,13 @@ assay_judging trial_judging(const assay_profile *profile)
 
 assay_status trial_try_judge(trial *t, const assay_judging *how, int64_t fails, assay_report *report)
 {
-    assay_golden golden = {0};
-    assay_fixture_reader *candidate = NULL;
+    OWNED_BY(assay_golden_close) assay_golden golden = {0};
+    OWNED_BY(close_reader) assay_fixture_reader *candidate = NULL;
     *report = (assay_report){0};
     assert_ok(&t->ctx, assay_golden_open(&t->ctx, t->file, &golden));
     assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
     assay_fail_allocation(fails);
     const assay_status status = assay_judge(&t->ctx, &golden, candidate, how, report, NULL);
-    assay_fixture_close(candidate);
-    assay_golden_close(&golden);
     return status;
 }
 
@@ -133,10 +131,9 @@ assay_report trial_judge(trial *t, const assay_judging *how)
 assay_report trial_compare(trial *t, const assay_profile *profile)
 {
     assay_report report;
-    assay_fixture_reader *candidate = NULL;
+    OWNED_BY(close_reader) assay_fixture_reader *candidate = NULL;
     assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
     assert_ok(&t->ctx,
               assay_compare(&t->ctx, t->reader, candidate, profile, 1e-6, assay_plan_order(&t->plan), &report));
-    assay_fixture_close(candidate);
     return report;
 }

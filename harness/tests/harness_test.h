@@ -1,12 +1,13 @@
 /* What the tests of the harness share: cases of the catalogue, goldens from them, files compared byte for byte. */
 #pragma once
 
+#include "cases/tests/same_case.h"
 #include "fixtures/tests/fixture_test.h"
 #include "harness/golden/golden.h"
 #include "harness/plan/plan_make.h"
 #include "oracle/arithmetic/arithmetic.h"
 
-/* A case of the catalogue, to be freed with assay_cases_free(c, 1), changed by `set` where that is not NULL:
+/* A case of the catalogue, OWNED_BY(free_case), changed by `set` where that is not NULL:
  * settings with semicolons between. */
 static inline assay_case *case_named(const char *name, const char *set)
 {
@@ -42,17 +43,6 @@ static inline assay_tensor_list tensors_of(const assay_case *c)
     assay_tensor_list list;
     assert_ok(&ctx, assay_operation_prepare(&ctx, c, &operation, &list));
     return list;
-}
-
-/* A case from text. */
-static inline assay_case *case_from(const char *yaml)
-{
-    assay_context ctx = assay_context_default(1);
-    assay_case *c = NULL;
-    int count = 0;
-    assert_ok(&ctx, assay_cases_parse(&ctx, "test.yml", yaml, strlen(yaml), &c, &count));
-    assert_int_equal(count, 1);
-    return c;
 }
 
 static inline assay_status try_golden(assay_context *ctx, const assay_case *c, const char *path, const char *inputs)

@@ -17,7 +17,7 @@ TEST_IN_FOLDER(a_softmax_may_be_stored)
     static const char *const names[] = {"attention/narrow-values", "attention/segments", "mla/small"};
     const assay_profile *profile = assay_profile_by_name("bf16");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        trial t;
+        OWNED_BY(trial_close) trial t;
         test_tensors results = {0};
         trial_write(&t, folder, case_named(names[i], "profiles=bf16"));
         const assay_emulation types = {.storage = profile->storage, .stores_softmax = true};
@@ -31,7 +31,6 @@ TEST_IN_FOLDER(a_softmax_may_be_stored)
         if (report.verdict != ASSAY_PASS) fail_msg("%s: %s", names[i], report.message);
         assay_report_free(&report);
         assay_tensor_set_free(&results.set);
-        trial_close(&t);
     }
 }
 
@@ -41,22 +40,19 @@ TEST_IN_FOLDER(a_gradient_read_from_a_stored_softmax)
 {
     const assay_profile *profile = assay_profile_by_name("bf16");
     const double exact = 0.6487, found[] = {165.0 / 256, 162.0 / 256};
-    trial t;
+    OWNED_BY(trial_close) trial t;
     trial_write(&t, folder, case_named("attention/narrow-values", "profiles=bf16"));
     const assay_tensor *key = assay_tensor_set_find(&t.golden, "gradients/inputs/key");
     const int64_t *sizes = key->spec.shape.dims, wide = sizes[3], first = (sizes[1] + 29) * sizes[2] * wide;
     for (int i = 0; i < 2; i++) {
-        assay_tensor_set results = {0};
+        OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
         assert_ok(&t.ctx, assay_tensor_set_copy(&t.ctx, &t.golden, &results));
         double *row = assay_tensor_set_find(&results, "gradients/inputs/key")->values + first;
         for (int64_t k = 0; k < wide; k++) row[k] *= found[i] / exact;
         trial_write_candidate(&t, &results, profile, is_result);
-        assay_report report = trial_compare(&t, profile);
+        OWNED_BY(assay_report_free) assay_report report = trial_compare(&t, profile);
         if ((report.verdict == ASSAY_PASS) != (i == 0)) fail_msg("%g: %s", found[i], report.message);
-        assay_report_free(&report);
-        assay_tensor_set_free(&results);
     }
-    trial_close(&t);
 }
 
 /* Half of an ensemble's members, and half of those of every other draw. */
@@ -64,14 +60,13 @@ TEST(half_of_the_members_store_it)
 {
     enum { FEWEST = 8 };
     int stored[2][2] = {0};
-    trial t;
+    OWNED_BY(trial_close) trial t;
     trial_plan(&t, case_named("attention/seven", NULL));
     for (int m = 0; m < FEWEST; m++) {
         const assay_emulation e = assay_ensemble_member(&t.plan, &t.plan.precisions[0], "ensemble", m);
         stored[e.second_form][e.stores_softmax]++;
     }
     for (int i = 0; i < 4; i++) assert_int_equal(stored[i / 2][i % 2], FEWEST / 4);
-    trial_close(&t);
 }
 
 /* One row of attention in float64, its keys in `parts` that are merged by their lse: as flash-decoding and ring attention do. */
@@ -118,9 +113,9 @@ TEST_IN_FOLDER(a_softmax_may_be_merged_from_parts)
     } cases[] = {{"1", "1.3", 2}, {"2", "1.3", 8}, {"3", "3", 3}, {"4", "3", 7}};
     const assay_profile *profile = assay_profile_by_name("f64");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        trial t;
+        OWNED_BY(trial_close) trial t;
         char set[TEST_PATH_SIZE];
-        assay_tensor_set results = {0};
+        OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
         snprintf(set, sizeof set,
                  "profiles=f64;gradients=none;batch=1;sequence=33;base_num_query_heads=2;seed=%s;inputs.query="
                  "{distribution: normal, scale: %s};qk_nope_head_dim=32;qk_rope_head_dim=32;v_head_dim=64",
@@ -141,12 +136,9 @@ TEST_IN_FOLDER(a_softmax_may_be_merged_from_parts)
             }
         }
         trial_write_candidate(&t, &results, profile, is_result);
-        assay_report report = trial_compare(&t, profile);
+        OWNED_BY(assay_report_free) assay_report report = trial_compare(&t, profile);
         if (report.verdict != ASSAY_PASS)
             fail_msg("seed %s, scale %s, parts %d: %s", cases[i].seed, cases[i].scale, cases[i].parts, report.message);
-        assay_report_free(&report);
-        assay_tensor_set_free(&results);
-        trial_close(&t);
     }
 }
 
@@ -156,8 +148,8 @@ TEST_IN_FOLDER(a_value_gradient_from_exponentials)
     static const char *const names[] = {"attention/sharp", "attention/narrow-values"};
     const assay_profile *profile = assay_profile_by_name("tf32");
     for (int n = 0; n < 2; n++) {
-        trial t;
-        assay_tensor_set results = {0};
+        OWNED_BY(trial_close) trial t;
+        OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
         trial_write(&t, folder, case_named(names[n], "profiles=tf32"));
         assert_ok(&t.ctx, assay_tensor_set_copy(&t.ctx, &t.golden, &results));
         assay_tensor *gradient = assay_tensor_set_find(&results, "gradients/inputs/value");
@@ -185,11 +177,8 @@ TEST_IN_FOLDER(a_value_gradient_from_exponentials)
             }
         }
         trial_write_candidate(&t, &results, profile, is_result);
-        assay_report report = trial_compare(&t, profile);
+        OWNED_BY(assay_report_free) assay_report report = trial_compare(&t, profile);
         if (report.verdict != ASSAY_PASS) fail_msg("%s: %s", names[n], report.message);
-        assay_report_free(&report);
-        assay_tensor_set_free(&results);
-        trial_close(&t);
     }
 }
 
@@ -197,8 +186,8 @@ TEST_IN_FOLDER(a_value_gradient_from_exponentials)
 TEST_IN_FOLDER(a_sinks_gradient_through_a_sigmoid)
 {
     const assay_profile *profile = assay_profile_by_name("f32");
-    trial t;
-    assay_tensor_set results = {0};
+    OWNED_BY(trial_close) trial t;
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
     trial_write(&t, folder,
                 case_named("attention/sinks", "profiles=f32;inputs.weights/sinks={distribution: constant, mean: -7}"));
     assert_ok(&t.ctx, assay_tensor_set_copy(&t.ctx, &t.golden, &results));
@@ -220,11 +209,8 @@ TEST_IN_FOLDER(a_sinks_gradient_through_a_sigmoid)
         gradient->values[head] = (double)sum;
     }
     trial_write_candidate(&t, &results, profile, is_result);
-    assay_report report = trial_compare(&t, profile);
+    OWNED_BY(assay_report_free) assay_report report = trial_compare(&t, profile);
     if (report.verdict != ASSAY_PASS) fail_msg("%s", report.message);
-    assay_report_free(&report);
-    assay_tensor_set_free(&results);
-    trial_close(&t);
 }
 
 /* Bfloat16 reaches further down than float16, whose grid is finer elsewhere: only numbers that lie there are rounded. */
@@ -242,13 +228,12 @@ TEST(inputs_beyond_the_range_of_a_type_are_rounded)
         {"mlp/silu", "profiles=f16;dtype=float32", ASSAY_FLOAT16},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        trial t;
+        OWNED_BY(trial_close) trial t;
         assay_precision settled;
         trial_plan(&t, case_named(table[i].name, table[i].set));
         assert_int_equal(t.plan.precision_count, 1);
         assert_ok(&t.ctx, assay_settle_inputs(&t.ctx, &t.plan, &t.source, &settled));
         if (settled.given != table[i].given)
             fail_msg("%s %s: %s", table[i].name, table[i].set, assay_dtype_name(settled.given));
-        trial_close(&t);
     }
 }

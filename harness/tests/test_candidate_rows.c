@@ -48,11 +48,10 @@ static assay_report judged(moved *f)
 /* NULL words: it passes, and the report says that the order is another. */
 static void expect(moved *f, const char *words)
 {
-    assay_report report = judged(f);
+    OWNED_BY(assay_report_free) assay_report report = judged(f);
     const bool right = words == NULL ? report.verdict == ASSAY_PASS && strstr(report.order, "another order") != NULL
                                      : report.verdict == ASSAY_FAIL && strstr(report.message, words) != NULL;
     if (!right) fail_msg("%s: %s (%s)", f->t.c->name, report.message, report.order);
-    assay_report_free(&report);
 }
 
 static void close_case(moved *f)
@@ -255,9 +254,8 @@ TEST_IN_FOLDER(padding_may_go_anywhere)
         for (int k = 0; k < 4; k++) selected->indices[2 * PADDING + k] = choices[i][k % 2];
         assert_ok(&f.t.ctx,
                   assay_permute_order(&f.t.ctx, f.order->indices, f.sizes->indices, selected->indices, &dims));
-        assay_report report = judged(&f);
+        OWNED_BY(assay_report_free) assay_report report = judged(&f);
         if (report.verdict != ASSAY_PASS) fail_msg("%d: %s", i, report.message);
-        assay_report_free(&report);
     }
     selected->indices[2 * PADDING] = (int32_t)f.sizes->count;
     expect(&f, "not 2 different experts");
@@ -296,7 +294,7 @@ TEST_IN_FOLDER(unused_rows_may_hold_anything)
     static const char *const names[] = {"gmm/contiguous-nan", "gmm/masked-primes", "gmm/psum-nan"};
     for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
         moved f;
-        bool *used = NULL;
+        OWNED bool *used = NULL;
         open_case(&f, folder, names[n], NULL);
         const assay_source given = assay_input_source(&f.t.golden);
         const assay_tensor_entry *of = assay_tensor_list_find(&f.t.plan.list, "outputs/y");
@@ -320,7 +318,6 @@ TEST_IN_FOLDER(unused_rows_may_hold_anything)
         y->values[row * width] = NAN;
         expect(&f, "outputs/y: ");
         close_case(&f);
-        free(used);
     }
     moved f; /* of ragged rows those of no group are 0 */
     open_case(&f, folder, "gmm/padded-nan-tail", NULL);

@@ -9,14 +9,13 @@
 static xmlDoc *picture_of(const assay_steps *steps)
 {
     size_t size = 0;
-    char *text = NULL;
+    OWNED char *text = NULL;
     FILE *out = assay_text_open(&text, &size);
     assert_non_null(out);
     assert_true(assay_steps_draw(out, steps, NULL, 0));
     assert_true(assay_text_close(out, &text));
     xmlDoc *picture = xmlReadMemory(text, (int)strlen(text), NULL, NULL, XML_PARSE_NOERROR | XML_PARSE_NOWARNING);
     assert_non_null(picture);
-    free(text);
     return picture;
 }
 
@@ -106,7 +105,7 @@ TEST(all_cases_that_have_steps)
 TEST(out_of_memory_leaves_nothing_behind)
 {
     assay_context ctx = assay_context_default(1);
-    assay_case *c = case_named("deepseek_stack/three-layers", NULL);
+    OWNED_BY(free_case) assay_case *c = case_named("deepseek_stack/three-layers", NULL);
     assay_steps *steps;
     size_t size = 0;
     int64_t n = 0;
@@ -131,16 +130,14 @@ TEST(out_of_memory_leaves_nothing_behind)
     }
     assert_true(n >= 4);
     assay_steps_free(steps);
-    assay_cases_free(c, 1);
 }
 
 TEST(other_operations_are_refused)
 {
     assay_context ctx = assay_context_default(1);
-    assay_case *c = case_named("moe/small", NULL);
+    OWNED_BY(free_case) assay_case *c = case_named("moe/small", NULL);
     assay_steps *steps;
     assert_int_equal(assay_case_steps(&ctx, c, true, &steps), ASSAY_BAD_INPUT);
     assert_null(steps);
     assert_non_null(strstr(ctx.message, "op is moe, which has no steps; expected one of "));
-    assay_cases_free(c, 1);
 }

@@ -69,11 +69,10 @@ static void plant(trial *p, const tampering *t)
 
 static void certify(trial *p, int64_t budget, quad_certificates *found)
 {
-    assay_certificate_inputs inputs = {0};
+    OWNED_BY(assay_certificate_inputs_free) assay_certificate_inputs inputs = {0};
     const assay_certificate_scope scope = assay_certificate_scope_of(&p->ctx, &p->plan, budget);
     assert_ok(&p->ctx, assay_certificate_inputs_collect(&p->ctx, &inputs, &p->plan, &p->source, NULL));
     assert_ok(&p->ctx, assay_certify(&p->ctx, &inputs, &scope, true, found));
-    assay_certificate_inputs_free(&inputs);
 }
 
 static const quad_certificate *certificate_at(const quad_certificates *found, const char *path)
@@ -116,8 +115,8 @@ TEST(wrong_results_are_not)
         {"mla/no-query-compression", "gradients/weights/kv_norm/scale", -1, 1 + 1e-11, 0},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        trial p;
-        quad_certificates found = {0};
+        OWNED_BY(trial_close) trial p;
+        OWNED_BY(quad_certificates_free) quad_certificates found = {0};
         char set[ASSAY_PATH_SIZE + 16] = "gradients=none";
         const bool gradient = assay_role_of(table[i].path) == ASSAY_ROLE_GRADIENT;
         const int64_t budget = gradient ? 2 : 0;
@@ -132,8 +131,6 @@ TEST(wrong_results_are_not)
             fail_msg("%s %s[%d]: certified", table[i].name, table[i].path, (int)table[i].element);
         }
         assert_message(&p.ctx, table[i].path);
-        quad_certificates_free(&found);
-        trial_close(&p);
     }
 }
 
@@ -142,8 +139,8 @@ TEST(every_element_is_seen)
 {
     static const char path[] = "gradients/weights/wo/kernel";
     for (int64_t element = 0; element < 15; element += 7) {
-        trial p;
-        quad_certificates found = {0};
+        OWNED_BY(trial_close) trial p;
+        OWNED_BY(quad_certificates_free) quad_certificates found = {0};
         problem_from(&p, "case: a\nop: mlp\nconfig: {base_emb_dim: 3, base_mlp_dim: 5}\nsequence: 2\n");
         plant(&p, &(tampering){.path = path, .element = element, .factor = 1, .add = 1e-9});
         certify(&p, ASSAY_BUDGET_UNSAID, &found);
@@ -153,8 +150,6 @@ TEST(every_element_is_seen)
         assert_true(c->error > .99e-9 && c->error < 1.01e-9);
         assert_int_equal(assay_certificates_check(&p.ctx, &found), ASSAY_BAD_INPUT);
         assert_message(&p.ctx, "times the error that is allowed");
-        quad_certificates_free(&found);
-        trial_close(&p);
     }
 }
 
@@ -162,8 +157,8 @@ TEST(every_element_is_seen)
 TEST(a_wrong_choice_is_found)
 {
     trial p;
-    quad_certificates found = {0};
-    assay_certificate_inputs inputs = {0};
+    OWNED_BY(quad_certificates_free) quad_certificates found = {0};
+    OWNED_BY(assay_certificate_inputs_free) assay_certificate_inputs inputs = {0};
     problem_start(&p, "routing/balance", NULL);
     const assay_certificate_scope scope = assay_certificate_scope_of(&p.ctx, &p.plan, 0);
     assert_ok(&p.ctx, assay_certificate_inputs_collect(&p.ctx, &inputs, &p.plan, &p.source, NULL));
@@ -181,17 +176,15 @@ TEST(a_wrong_choice_is_found)
     assert_ok(&p.ctx, assay_certify(&p.ctx, &inputs, &scope, true, &found));
     assert_true(isinf(certificate_at(&found, "routing/selected_experts")->excess));
     assert_int_equal(assay_certificates_check(&p.ctx, &found), ASSAY_BAD_INPUT);
-    assay_certificate_inputs_free(&inputs);
-    quad_certificates_free(&found);
     trial_close(&p);
 }
 
 TEST(threads_change_nothing)
 {
-    quad_certificates first = {0};
+    OWNED_BY(quad_certificates_free) quad_certificates first = {0};
     static const int threads[] = {1, 2, 7};
     for (int i = 0; i < 3; i++) {
-        trial p;
+        OWNED_BY(trial_close) trial p;
         quad_certificates found = {0};
         problem_start(&p, "moe/small", NULL);
         p.ctx.threads = threads[i];
@@ -203,9 +196,7 @@ TEST(threads_change_nothing)
             assert_memory_equal(found.items, first.items, (size_t)first.count * sizeof *first.items);
             quad_certificates_free(&found);
         }
-        trial_close(&p);
     }
-    quad_certificates_free(&first);
 }
 
 /* Attention with heads of 8 numbers, of so many tokens. `budget` is what is asked for; `outputs` and `gradients` what is done. */
@@ -228,7 +219,7 @@ TEST(scopes)
         {500000, "all", 0, true, false, ""},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        trial p;
+        OWNED_BY(trial_close) trial p;
         char text[256];
         snprintf(text, sizeof text,
                  "case: a\nop: attention\nmodel: mixtral-8x7b\nconfig: {base_num_query_heads: 1, base_num_kv_heads: 1, "
@@ -244,7 +235,6 @@ TEST(scopes)
         const assay_status status = assay_plan_certify(&p.ctx, &p.plan, table[i].budget);
         assert_int_equal(status, table[i].left_out[0] == '\0' ? ASSAY_OK : ASSAY_BAD_INPUT);
         if (status != ASSAY_OK) assert_message(&p.ctx, "a: its certificate needs about ");
-        trial_close(&p);
     }
 }
 
@@ -260,7 +250,7 @@ static double processor_seconds(void)
 TEST(estimates)
 {
     enum { FACTOR = 8 };
-    trial p;
+    OWNED_BY(trial_close) trial p;
     quad_certificates found = {0};
     problem_from(&p,
                  "case: t/block\nop: moe\nmodel: deepseek3-tiny\nconfig: {base_emb_dim: 256, base_moe_mlp_dim: 128, "
@@ -277,7 +267,6 @@ TEST(estimates)
     const double all = assay_certificate_scope_of(&p.ctx, &p.plan, ASSAY_BUDGET_UNSAID).seconds;
     assert_true(all > 40 && all < 400);
     assert_true(assay_certificate_scope_of(&p.ctx, &p.plan, 0).seconds < all);
-    trial_close(&p);
 }
 
 static assay_status write_certified(trial *p, const char *file)
@@ -291,9 +280,9 @@ TEST_IN_FOLDER(goldens_hold_their_certificate)
 {
     static const char *const some[] = {"routing/balance", "rms_norm/one-column", "attention/segments"};
     for (size_t i = 0; i < sizeof some / sizeof *some; i++) {
-        trial p, plain;
-        assay_fixture_reader *reader = NULL;
-        quad_certificates found = {0};
+        OWNED_BY(trial_close) trial p, plain;
+        OWNED_BY(close_reader) assay_fixture_reader *reader = NULL;
+        OWNED_BY(quad_certificates_free) quad_certificates found = {0};
         problem_start(&p, some[i], "checkpoints=all");
         problem_start(&plain, some[i], "checkpoints=all");
         assert_ok(&p.ctx, write_certified(&p, folder->file));
@@ -311,10 +300,6 @@ TEST_IN_FOLDER(goldens_hold_their_certificate)
             assert_memory_equal(stored, fields, sizeof fields);
         }
         assert_ok(&p.ctx, assay_certificates_compare(&p.ctx, reader, &found));
-        assay_fixture_close(reader);
-        quad_certificates_free(&found);
-        trial_close(&plain);
-        trial_close(&p);
     }
 }
 
@@ -362,9 +347,9 @@ TEST_IN_FOLDER(stored_certificates_are_compared)
         {"gradients/inputs/x", checked_more, true}, /* another budget */
         {"gradients/inputs/x", by_another_libquadmath, true},
     };
-    trial p;
-    quad_certificates found = {0};
-    assay_fixture_reader *reader = NULL;
+    OWNED_BY(trial_close) trial p;
+    OWNED_BY(quad_certificates_free) quad_certificates found = {0};
+    OWNED_BY(close_reader) assay_fixture_reader *reader = NULL;
     problem_start(&p, "moe/small", "gradients=[inputs/x]");
     assert_ok(&p.ctx, write_certified(&p, folder->file));
     certify(&p, 2, &found);
@@ -377,9 +362,6 @@ TEST_IN_FOLDER(stored_certificates_are_compared)
         if (!table[i].same) assert_message(&p.ctx, table[i].path);
         *c = before;
     }
-    assay_fixture_close(reader);
-    quad_certificates_free(&found);
-    trial_close(&p);
 }
 
 /* Where the oracle is wrong nothing is written; a request of a case does not speak of certificates. */
@@ -387,8 +369,8 @@ TEST_IN_FOLDER(nothing_is_written_without)
 {
     static const char *const paths[] = {"outputs/y", "gradients/weights/wi_1"};
     const char *const *expects = NULL;
-    trial p;
-    assay_fixture_reader *reader = NULL;
+    OWNED_BY(trial_close) trial p;
+    OWNED_BY(close_reader) assay_fixture_reader *reader = NULL;
     for (int i = 0; i < 2; i++) {
         problem_start(&p, "moe/small", "gradients=[weights/wi_1]");
         plant(&p, &(tampering){.path = paths[i], .element = -1, .factor = 1 + 1e-9});
@@ -408,8 +390,6 @@ TEST_IN_FOLDER(nothing_is_written_without)
     for (int i = 0; i < assay_fixture_count(reader); i++) {
         assert_true(assay_role_is_input(assay_fixture_spec(reader, i)->role));
     }
-    assay_fixture_close(reader);
-    trial_close(&p);
 }
 
 TEST_IN_FOLDER(out_of_memory_leaves_nothing_behind)

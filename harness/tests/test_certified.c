@@ -98,8 +98,8 @@ static void check(subject *s, const quad_certificates *found)
 /* Whether gradients were held against differences too. */
 static bool certify(assay_case *c)
 {
-    subject s;
-    quad_certificates found = {0};
+    OWNED_BY(subject_end) subject s;
+    OWNED_BY(quad_certificates_free) quad_certificates found = {0};
     subject_start(&s, c, false);
     assay_certificate_scope scope = assay_certificate_scope_of(&s.t.ctx, &s.t.plan, 1);
     assert_true(scope.outputs);
@@ -108,8 +108,6 @@ static bool certify(assay_case *c)
     if (!fits) scope.budget.directions = 0;
     assert_ok(&s.t.ctx, assay_certify(&s.t.ctx, &s.inputs, &scope, true, &found));
     check(&s, &found);
-    quad_certificates_free(&found);
-    subject_end(&s);
     return fits;
 }
 
@@ -335,7 +333,7 @@ TEST(what_no_case_is_made_of)
             count = nightly ? count * alternatives : alternatives > count ? alternatives : count;
         }
         for (int number = 0; number < count; number++) {
-            assay_case *c = case_named(tables[i].name, NULL);
+            OWNED_BY(free_case) assay_case *c = case_named(tables[i].name, NULL);
             char told[1024] = "";
             for (int j = 0; j < lists; j++) {
                 size_t length = 0;
@@ -346,7 +344,6 @@ TEST(what_no_case_is_made_of)
             snprintf(c->name, sizeof c->name, "%.40s%.80s", tables[i].name, told);
             if (!certify(c)) fail_msg("%s%s: too large", tables[i].name, told);
             certified++;
-            assay_cases_free(c, 1);
         }
     }
     assert_true(certified > (nightly ? 500 : 150));
@@ -373,12 +370,11 @@ static bool is_certified(subject *s, const quad_tensor *tensor)
 {
     const quad_operation *form = &s->t.plan.operation->second_form;
     const quad_tensors one = {(quad_tensor *)tensor, 1};
-    quad_certificates found = {0};
+    OWNED_BY(quad_certificates_free) quad_certificates found = {0};
     assay_operation_config config;
     assert_ok(&s->t.ctx, assay_operation_configure(&s->t.ctx, s->t.plan.operation, s->t.plan.c, &config));
     assert_ok(&s->t.ctx, quad_certify(&s->t.ctx, form, &config, &s->inputs.in, &one, &(quad_budget){0}, &found));
     const bool certified = assay_certificates_check(&s->t.ctx, &found) == ASSAY_OK;
-    quad_certificates_free(&found);
     return certified;
 }
 
@@ -400,7 +396,7 @@ TEST(at_a_given_choice)
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         subject s;
-        assay_case *c = case_named(table[i][0], table[i][1]);
+        OWNED_BY(free_case) assay_case *c = case_named(table[i][0], table[i][1]);
         subject_start(&s, c, true);
         for (int j = 0; j < s.inputs.results.count; j++) {
             const quad_tensor *tensor = &s.inputs.results.items[j];
@@ -409,7 +405,6 @@ TEST(at_a_given_choice)
             if (!is_certified(&s, tensor)) fail_msg("%s: %s: %s", c->name, tensor->path, s.t.ctx.message);
         }
         subject_end(&s);
-        assay_cases_free(c, 1);
     }
 }
 
@@ -475,7 +470,7 @@ TEST(what_is_altered_is_not_certified)
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         subject s;
-        assay_case *c = case_named(table[i].name, table[i].set);
+        OWNED_BY(free_case) assay_case *c = case_named(table[i].name, table[i].set);
         int altered = 0;
         subject_start(&s, c, false);
         for (int j = 0; j < s.inputs.results.count; j++) {
@@ -485,6 +480,5 @@ TEST(what_is_altered_is_not_certified)
         }
         if (altered < table[i].results) fail_msg("%s: only %d results were altered", table[i].name, altered);
         subject_end(&s);
-        assay_cases_free(c, 1);
     }
 }

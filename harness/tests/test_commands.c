@@ -98,7 +98,7 @@ static void copy_golden(const test_folder *folder, const char *error_model, cons
 {
     static const char *const texts[] = {"kind", "case", "case_yaml", "op", "engine", "generator"};
     assay_context ctx = assay_context_default(1);
-    assay_fixture_reader *reader = NULL;
+    OWNED_BY(close_reader) assay_fixture_reader *reader = NULL;
     assay_fixture_writer *writer = NULL;
     assert_ok(&ctx, assay_fixture_open(&ctx, folder->file, &reader));
     assert_ok(&ctx, assay_fixture_create(&ctx, folder->other, &writer));
@@ -109,7 +109,7 @@ static void copy_golden(const test_folder *folder, const char *error_model, cons
     for (int i = 0; i < assay_fixture_count(reader); i++) {
         const assay_tensor_spec *spec = assay_fixture_spec(reader, i);
         const int64_t count = assay_shape_count(&spec->shape);
-        double *values = calloc((size_t)count, sizeof *values);
+        OWNED double *values = calloc((size_t)count, sizeof *values);
         assert_non_null(values);
         assert_ok(&ctx, assay_fixture_declare(&ctx, writer, spec));
         assert_ok(&ctx, assay_fixture_read(&ctx, reader, spec->path, 0, count, values));
@@ -117,10 +117,8 @@ static void copy_golden(const test_folder *folder, const char *error_model, cons
         for (int64_t k = 0; k < count; k++) largest = fmax(largest, fabs(values[k]));
         if (strcmp(spec->path, changed) == 0) values[0] += by * largest;
         assert_ok(&ctx, assay_fixture_append(&ctx, writer, spec->path, count, values));
-        free(values);
     }
     assert_ok(&ctx, assay_fixture_finish(&ctx, writer));
-    assay_fixture_close(reader);
 }
 
 /* Of another error model a golden's error scales are not held to, and all else is, to 2^-44 of the largest. */

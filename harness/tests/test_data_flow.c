@@ -186,10 +186,9 @@ TEST(every_case_is_in_order)
     disorder d = {0};
     for (int i = 0; i < count; i++) {
         cases[i].sketch_above = 0; /* of the whole gradients, in whose places sketches are */
-        assay_tensor_list list = tensors_of(&cases[i]);
+        OWNED_BY(assay_tensor_list_free) assay_tensor_list list = tensors_of(&cases[i]);
         find_disorder(&d, &list);
         if (d.said[0] != '\0') fail_msg("%s (op %s): %s", cases[i].name, cases[i].op, d.said);
-        assay_tensor_list_free(&list);
     }
     for (int p = 0; p < PAIRS; p++) {
         if (!d.used[p]) fail_msg("no case has %s and %s", pairs[p][0], pairs[p][1]);
@@ -216,8 +215,8 @@ TEST(disorder_is_named)
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         disorder d = {0};
-        assay_case *c = case_named(table[i].name, NULL);
-        assay_tensor_list list = tensors_of(c);
+        OWNED_BY(free_case) assay_case *c = case_named(table[i].name, NULL);
+        OWNED_BY(assay_tensor_list_free) assay_tensor_list list = tensors_of(c);
         const int one = place_of(&list, table[i].one), other = place_of(&list, table[i].other);
         assert_true(one >= 0 && other >= 0);
         const assay_tensor_entry kept = list.entries[one];
@@ -225,8 +224,6 @@ TEST(disorder_is_named)
         list.entries[other] = kept;
         find_disorder(&d, &list);
         if (strstr(d.said, table[i].said) == NULL) fail_msg("%s: %s", table[i].name, d.said);
-        assay_tensor_list_free(&list);
-        assay_cases_free(c, 1);
     }
 }
 
@@ -288,15 +285,13 @@ static const struct {
 TEST(chains_are_in_order)
 {
     for (size_t i = 0; i < sizeof chains / sizeof *chains; i++) {
-        assay_case *c = case_named(chains[i].name, NULL);
-        assay_tensor_list list = tensors_of(c);
+        OWNED_BY(free_case) assay_case *c = case_named(chains[i].name, NULL);
+        OWNED_BY(assay_tensor_list_free) assay_tensor_list list = tensors_of(c);
         int k = 0;
         for (int at = 0; at < list.count && k < MOST && chains[i].order[k] != NULL; at++) {
             if (!assay_role_is_compared(list.entries[at].spec.role)) continue;
             assert_string_equal(list.entries[at].spec.path, chains[i].order[k++]);
         }
         assert_true(k == MOST || chains[i].order[k] == NULL);
-        assay_tensor_list_free(&list);
-        assay_cases_free(c, 1);
     }
 }

@@ -25,9 +25,8 @@ static assay_report judge(trial *t, const assay_tensor_set *results)
 
 static assay_report judge_mutant(trial *t, const char *name)
 {
-    assay_tensor_set results = trial_mutant(t, "bf16", name);
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set results = trial_mutant(t, "bf16", name);
     const assay_report report = judge(t, &results);
-    assay_tensor_set_free(&results);
     return report;
 }
 
@@ -45,9 +44,9 @@ static const assay_direction_result *along(const assay_report *report, const cha
 TEST_IN_FOLDER(frequencies_of_another_rope_are_seen_without_checkpoints)
 {
     for (int i = 0; i < NAMES; i++) {
-        trial t;
+        OWNED_BY(trial_close) trial t;
         trial_write(&t, folder, case_named(names[i], "profiles=[bf16]"));
-        assay_report report = judge(&t, &t.golden);
+        OWNED_BY(assay_report_free) assay_report report = judge(&t, &t.golden);
         assert_int_equal(report.verdict, ASSAY_PASS);
         assert_true(along(&report, "rope_type")->judged && fabs(along(&report, "rope_type")->value) < 0.1);
         assay_report_free(&report);
@@ -64,8 +63,6 @@ TEST_IN_FOLDER(frequencies_of_another_rope_are_seen_without_checkpoints)
         assert_true(along(&report, "rope_type")->value < -0.8);
         assert_true(report.explained_count > 0);
         assert_string_equal(report.explained_by[0], "rope_timescale");
-        assay_report_free(&report);
-        trial_close(&t);
     }
 }
 
@@ -75,7 +72,7 @@ static void check_shown(trial *t, const char *name, const char *profile)
     const assay_profile *at = assay_profile_by_name(profile);
     assay_tensor_set results = trial_mutant(t, profile, name);
     trial_write_candidate(t, &results, at, is_required);
-    assay_report report = trial_compare(t, at);
+    OWNED_BY(assay_report_free) assay_report report = trial_compare(t, at);
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assert_non_null(assay_direction_worst(report.direction_count, report.directions));
     for (int i = 0; i < report.count; i++) {
@@ -86,7 +83,6 @@ static void check_shown(trial *t, const char *name, const char *profile)
     trial_write_candidate(t, &t->golden, at, is_required);
     report = trial_compare(t, at);
     assert_int_equal(report.verdict, ASSAY_PASS);
-    assay_report_free(&report);
 }
 
 /* In a block and a stack, by no tensor of theirs. */
@@ -97,12 +93,11 @@ TEST_IN_FOLDER(what_no_tensor_shows_all_show_together)
     } table[] = {{"mla/no-query-compression", "bf16", "rope_timescale"},
                  {"decoder_stack/qwen3-late-positions", "f32", "rope_type"}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        trial t;
+        OWNED_BY(trial_close) trial t;
         char settings[64];
         snprintf(settings, sizeof settings, "profiles=[%s]", table[i].profile);
         trial_write(&t, folder, case_named(table[i].name, settings));
         check_shown(&t, table[i].mutant, table[i].profile);
-        trial_close(&t);
     }
 }
 
@@ -113,8 +108,8 @@ TEST_IN_FOLDER(filters_are_part_of_the_golden)
         const char *name, *settings;
     } table[] = {{"mla/small", "profiles=[bf16]"}, {"deepseek_layer/moe", "profiles=[f32]"}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        trial t;
-        assay_golden golden = {0};
+        OWNED_BY(trial_close) trial t;
+        OWNED_BY(assay_golden_close) assay_golden golden = {0};
         assay_plan without = {0};
         trial_write(&t, folder, case_named(table[i].name, table[i].settings));
         assert_true(assay_fixture_has(t.reader, ASSAY_ROLE_DIRECTION));
@@ -126,8 +121,6 @@ TEST_IN_FOLDER(filters_are_part_of_the_golden)
         assert_true(without.spec_count < golden.plan.spec_count && !assay_plan_has_directions(&without));
         assert_ok(&t.ctx, assay_golden_recompute(&t.ctx, &without, golden.reader, true));
         free(without.specs);
-        assay_golden_close(&golden);
-        trial_close(&t);
     }
 }
 
@@ -140,10 +133,9 @@ TEST_IN_FOLDER(equal_rows_have_no_filters)
     } table[] = {{"profiles=[bf16];inputs.x={distribution: constant, mean: 1}", false},
                  {"profiles=[bf16];inputs.x={distribution: normal, mean: 1}", true}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        trial t;
+        OWNED_BY(trial_close) trial t;
         trial_write(&t, folder, case_named("mla/small", table[i].settings));
         assert_int_equal(assay_plan_has_directions(&t.plan), table[i].made);
-        trial_close(&t);
     }
 }
 
@@ -161,11 +153,9 @@ TEST(filters_are_made_where_runs_are_cheap)
                  {"moe/recipe-fp8-full", "profiles=[bf16]", false}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_plan plan = {0};
-        assay_case *c = case_named(table[i].name, table[i].settings);
+        OWNED_BY(assay_plan_free) assay_plan plan = {0};
+        OWNED_BY(free_case) assay_case *c = case_named(table[i].name, table[i].settings);
         assert_ok(&ctx, assay_plan_describe(&ctx, &plan, c, NULL, NULL));
         assert_int_equal(assay_direction_members(&plan) > 0, table[i].made);
-        assay_plan_free(&plan);
-        assay_cases_free(c, 1);
     }
 }

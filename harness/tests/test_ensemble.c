@@ -98,8 +98,8 @@ static assay_status run(assay_context *ctx, const assay_case *c, const void *con
     (void)c, (void)config;
     enum { SIZE = EXPERTS * DIM * HIDDEN };
     assay_status status;
-    double *x = NULL, *w = NULL, *h = NULL, *y = NULL, *dw = NULL;
-    int32_t *choice = NULL;
+    OWNED double *x = NULL, *w = NULL, *h = NULL, *y = NULL, *dw = NULL;
+    OWNED int32_t *choice = NULL;
     tell(ctx, in);
     if (told.fails_when_emulated && ctx->emulation != NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "as it was told");
     TRY(assay_read_whole(ctx, in, "inputs/x", TOKENS * DIM, &x));
@@ -126,12 +126,6 @@ static assay_status run(assay_context *ctx, const assay_case *c, const void *con
     if (told.writes_too_much) TRY(assay_write_result(ctx, out, "outputs/y", 1, y));
     TRY(assay_write_result(ctx, out, "gradients/weights/w", SIZE, dw));
 cleanup:
-    free(x);
-    free(w);
-    free(choice);
-    free(h);
-    free(y);
-    free(dw);
     return status;
 }
 
@@ -192,11 +186,10 @@ static int trial_setup(void **state)
 
 static int trial_teardown(void **state)
 {
-    trial *t = *state;
+    OWNED trial *t = *state;
     assay_tensor_list_free(&t->plan.list);
     assay_tensor_set_free(&t->given.set);
     assay_tensor_set_free(&t->results.set);
-    free(t);
     return 0;
 }
 

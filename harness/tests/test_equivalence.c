@@ -248,9 +248,9 @@ TEST(forms_agree_and_errors_are_found)
     bool tried[64] = {false};
     for (size_t i = 0; i < ROWS; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_form one;
+        OWNED_BY(assay_form_free) assay_form one;
         assay_equivalence_result result;
-        assay_case *c = case_from(rows[i].yaml);
+        OWNED_BY(free_case) assay_case *c = case_from(rows[i].yaml);
         planted_in = assay_equivalence_by_name(rows[i].name);
         assert_non_null(planted_in);
         tried[planted_in - assay_equivalences] = true;
@@ -262,8 +262,6 @@ TEST(forms_agree_and_errors_are_found)
         assert_true(result.tensors > 0);
         planted = rows[i].error;
         if (planted != NULL) assert_found(&ctx, &one, other_with_key);
-        assay_form_free(&one);
-        assay_cases_free(c, 1);
     }
     for (int e = 0; assay_equivalences[e].name != NULL; e++) {
         if (!tried[e]) fail_msg("%s has no planted error", assay_equivalences[e].name);
@@ -286,7 +284,7 @@ TEST(an_error_in_any_result_is_found)
         assay_form one;
         assay_other_form how;
         int found = 0;
-        assay_case *c = case_from(rows[i].yaml);
+        OWNED_BY(free_case) assay_case *c = case_from(rows[i].yaml);
         planted_in = assay_equivalence_by_name(rows[i].name);
         evaluate(&ctx, c, &one);
         assert_true(assay_other_form_of(&one.c, planted_in, &how));
@@ -305,7 +303,6 @@ TEST(an_error_in_any_result_is_found)
         const bool decodes = strstr(c->op, "_decode") != NULL; /* which has no gradients */
         assert_true(found > (decodes ? 1 : 4));
         assay_form_free(&one);
-        assay_cases_free(c, 1);
     }
 }
 
@@ -359,11 +356,10 @@ TEST(cases_without_another_form_are_passed_over)
     for (size_t i = 0; i < sizeof none / sizeof *none; i++) {
         assay_context ctx = assay_context_default(1);
         assay_other_form form;
-        assay_case *c = case_from(none[i].yaml);
+        OWNED_BY(free_case) assay_case *c = case_from(none[i].yaml);
         const assay_equivalence *e = assay_equivalence_by_name(none[i].name);
         assert_ok(&ctx, assay_case_set(&ctx, c, none[i].set));
         if (assay_other_form_of(c, e, &form)) fail_msg("%s, row %d: %s", e->name, (int)i, none[i].set);
-        assay_cases_free(c, 1);
     }
 }
 
@@ -390,9 +386,9 @@ TEST(axes_are_reversed_where_no_step_tells_their_indices_apart)
                  {"program/quantise-blocks", "", "N"}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_form one;
+        OWNED_BY(assay_form_free) assay_form one;
         char axes[ASSAY_PROGRAM_LETTERS], letter[2] = "";
-        assay_case *c = case_named(table[i].name, "");
+        OWNED_BY(free_case) assay_case *c = case_named(table[i].name, "");
         assay_program_free_axes(c->program, axes);
         assert_string_equal(axes, table[i].free);
         evaluate(&ctx, c, &one);
@@ -405,8 +401,6 @@ TEST(axes_are_reversed_where_no_step_tells_their_indices_apart)
             const assay_status status = assay_equivalence_check(&ctx, &one, &wrong, &result);
             if (status == ASSAY_OK && result.holds) fail_msg("%s: %s is not seen", table[i].name, letter);
         }
-        assay_form_free(&one);
-        assay_cases_free(c, 1);
     }
 }
 
@@ -418,16 +412,14 @@ TEST(functions_by_a_recipe_agree_where_no_scale_is_of_all_rows)
     } cases[] = {{expert_recipe, "bwd_quantization_calibration_method=fixed,9"}, {backward_recipe, "seed=2"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_form one;
+        OWNED_BY(assay_form_free) assay_form one;
         assay_equivalence_result result;
-        assay_case *c = case_from(cases[i].yaml);
+        OWNED_BY(free_case) assay_case *c = case_from(cases[i].yaml);
         assert_ok(&ctx, assay_case_set(&ctx, c, cases[i].set));
         evaluate(&ctx, c, &one);
         assert_ok(&ctx, assay_equivalence_check(&ctx, &one, assay_equivalence_by_name("function-mesh"), &result));
         if (!result.applies || !result.holds) fail_msg("row %d: %g at %s", (int)i, result.worst, result.path);
         assert_true(result.tensors > 0);
-        assay_form_free(&one);
-        assay_cases_free(c, 1);
     }
 }
 
@@ -440,19 +432,18 @@ TEST(what_must_hold_may_depend_on_the_case)
     } cases[] = {{ring, ASSAY_HOLDS_BITS}, {emb_chunks, ASSAY_HOLDS_BITS}, {token_chunks, ASSAY_HOLDS_SCALES}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         assay_other_form form;
-        assay_case *c = case_from(cases[i].yaml);
+        OWNED_BY(free_case) assay_case *c = case_from(cases[i].yaml);
         assert_true(assay_other_form_of(c, assay_equivalence_by_name("chunked-whole"), &form));
         assert_int_equal(form.holding, cases[i].holding);
-        assay_cases_free(c, 1);
     }
 }
 
 TEST(forms_with_nothing_in_common_are_refused)
 {
     assay_context ctx = assay_context_default(1);
-    assay_form one;
+    OWNED_BY(assay_form_free) assay_form one;
     assay_equivalence_result result;
-    assay_case *c = case_from(mla);
+    OWNED_BY(free_case) assay_case *c = case_from(mla);
     evaluate(&ctx, c, &one);
     for (int i = 0; i < one.results.count; i++) {
         if (assay_role_is_result(one.results.items[i].spec.role)) one.results.items[i].written = 0;
@@ -460,14 +451,12 @@ TEST(forms_with_nothing_in_common_are_refused)
     assert_int_equal(assay_equivalence_check(&ctx, &one, assay_equivalence_by_name("sharded-whole"), &result),
                      ASSAY_INTERNAL);
     assert_message(&ctx, "no tensor in common");
-    assay_form_free(&one);
-    assay_cases_free(c, 1);
 }
 
 TEST(no_memory_is_reported)
 {
     assay_context ctx = assay_context_default(1);
-    assay_case *c = case_from(moe);
+    OWNED_BY(free_case) assay_case *c = case_from(moe);
     const assay_equivalence *e = assay_equivalence_by_name("fused-unfused");
     for (int64_t n = 0;; n++) {
         assay_form one = {0};
@@ -481,5 +470,4 @@ TEST(no_memory_is_reported)
             break;
         }
     }
-    assay_cases_free(c, 1);
 }

@@ -93,13 +93,12 @@ static void tear_down(fixture *f)
 
 static assay_verdict verdict_of(fixture *f, assay_report *report)
 {
-    assay_form one = {0};
+    OWNED_BY(assay_form_free) assay_form one = {0};
     assay_backend_end end = {0};
     assert_ok(&f->ctx, assay_backend_first_form(&f->ctx, &f->options, f->c, &one, &end));
     assert_int_equal(end.outcome, ASSAY_OUTCOME_DONE);
     assert_ok(&f->ctx, assay_backend_other_form(&f->ctx, &f->options, &one, f->equivalence, &f->other, &end, report));
     assert_int_equal(end.outcome, ASSAY_OUTCOME_DONE);
-    assay_form_free(&one);
     return report->verdict;
 }
 

@@ -31,7 +31,7 @@ static bool has_form(const assay_case *c, const assay_equivalence *e)
 static void check(const assay_case *c, int times[EQUIVALENCES])
 {
     assay_context ctx = assay_context_default(1);
-    assay_form one = {0};
+    OWNED_BY(assay_form_free) assay_form one = {0};
     const assay_status status = assay_form_evaluate(&ctx, c, assay_profile_by_name("f64"), &one);
     if (status != ASSAY_BAD_INPUT) assert_ok(&ctx, status);
     for (int e = 0; status == ASSAY_OK && assay_equivalences[e].name != NULL; e++) {
@@ -45,17 +45,16 @@ static void check(const assay_case *c, int times[EQUIVALENCES])
         fail_msg("%s: %g at %s[%d]: %.17g and %.17g", assay_equivalences[e].name, result.worst, result.path,
                  (int)result.index, result.one, result.other);
     }
-    assay_form_free(&one);
 }
 
 /* Small ones, of which an equivalence holds that was tried fewer than `most` times. */
 static void draw_and_check(int run, int64_t draws, int most, int times[EQUIVALENCES])
 {
-    assay_draws drawing;
+    OWNED_BY(assay_draws_free) assay_draws drawing;
     assay_context ctx = assay_context_default(1);
     assert_ok(&ctx, assay_draws_start(&ctx, &drawing, 1, runs[run].op, &runs[run].sets));
     for (int64_t i = 0; i < draws; i++) {
-        assay_case c = {0};
+        OWNED_BY(assay_case_free) assay_case c = {0};
         assay_drawn drawn;
         bool is_news = false;
         assert_ok(&ctx, assay_draw(&ctx, &drawing, i, &c, &drawn));
@@ -64,9 +63,7 @@ static void draw_and_check(int run, int64_t draws, int most, int times[EQUIVALEN
         for (int e = 0; small && assay_equivalences[e].name != NULL; e++)
             is_news |= times[e] < most && has_form(&c, &assay_equivalences[e]);
         if (is_news) check(&c, times);
-        assay_case_free(&c);
     }
-    assay_draws_free(&drawing);
 }
 
 /* ASSAY_DRAWS asks for another number of draws, all of which are tried. */

@@ -79,17 +79,14 @@ TEST(test_rank_one_with_outliers)
 {
     enum { ROWS = 300, COLUMNS = 400 };
     uint64_t seed = 1;
-    double *rows = factors(&seed, ROWS, 1, 100), *columns = factors(&seed, COLUMNS, 0.5, 10);
-    double *sigma = numbers(ROWS * COLUMNS);
+    OWNED double *rows = factors(&seed, ROWS, 1, 100), *columns = factors(&seed, COLUMNS, 0.5, 10);
+    OWNED double *sigma = numbers(ROWS * COLUMNS);
     for (int64_t i = 0; i < ROWS * COLUMNS; i++) sigma[i] = rows[i / COLUMNS] * columns[i % COLUMNS];
     const assay_shape flat = {2, {ROWS, COLUMNS}}, batch = {3, {1, ROWS, COLUMNS}};
     check(&flat, sigma, 8, 0.63, 2.02);
     check(&batch, sigma, 8, 0.63, 2.02);
     check(&flat, sigma, 16, 0.65, 1.7);
     check(&batch, sigma, 64, 0.7, 1.35); /* its view of one row has columns that could stand alone, and is no better */
-    free(rows);
-    free(columns);
-    free(sigma);
 }
 
 /* Gradients of experts: each has columns of its own, and some have much less to do than others. */
@@ -97,17 +94,14 @@ TEST(test_columns_of_each_expert)
 {
     enum { EXPERTS = 8, ROWS = 96, COLUMNS = 130 };
     uint64_t seed = 2;
-    double *sigma = numbers(EXPERTS * ROWS * COLUMNS);
+    OWNED double *sigma = numbers(EXPERTS * ROWS * COLUMNS);
     for (int64_t expert = 0; expert < EXPERTS; expert++) {
-        double *rows = factors(&seed, ROWS, 0.5, 5), *columns = factors(&seed, COLUMNS, 0.7, 20);
+        OWNED double *rows = factors(&seed, ROWS, 0.5, 5), *columns = factors(&seed, COLUMNS, 0.7, 20);
         for (int64_t i = 0; i < ROWS * COLUMNS; i++) {
             sigma[expert * ROWS * COLUMNS + i] = ldexp(rows[i / COLUMNS] * columns[i % COLUMNS], (int)expert * 2);
         }
-        free(rows);
-        free(columns);
     }
     check(&(assay_shape){3, {EXPERTS, ROWS, COLUMNS}}, sigma, 8, 0.63, 2.02);
-    free(sigma);
 }
 
 /* Checkpoints: channels of each head, over tokens of different size. */
@@ -115,13 +109,10 @@ TEST(test_channels_of_each_head)
 {
     enum { TOKENS = 128, HEADS = 16, WIDTH = 48, CHANNELS = HEADS * WIDTH };
     uint64_t seed = 3;
-    double *tokens = factors(&seed, TOKENS, 0.7, 1), *channels = factors(&seed, CHANNELS, 0.5, 30);
-    double *sigma = numbers(TOKENS * CHANNELS);
+    OWNED double *tokens = factors(&seed, TOKENS, 0.7, 1), *channels = factors(&seed, CHANNELS, 0.5, 30);
+    OWNED double *sigma = numbers(TOKENS * CHANNELS);
     for (int64_t i = 0; i < TOKENS * CHANNELS; i++) sigma[i] = tokens[i / CHANNELS] * channels[i % CHANNELS];
     check(&(assay_shape){4, {2, TOKENS / 2, HEADS, WIDTH}}, sigma, 8, 0.63, 2.02);
-    free(tokens);
-    free(channels);
-    free(sigma);
 }
 
 /* Of a vector, and of few rows or columns, no mean can stand alone. */
@@ -129,13 +120,12 @@ TEST(test_vectors)
 {
     enum { COUNT = 7168 };
     uint64_t seed = 4;
-    double *sigma = factors(&seed, COUNT, 0.2, 1);
+    OWNED double *sigma = factors(&seed, COUNT, 0.2, 1);
     check(&(assay_shape){1, {COUNT}}, sigma, 8, 0.5, 2.5);
     check(&(assay_shape){1, {COUNT}}, sigma, 16, 0.55, 2.2);
     check(&(assay_shape){2, {2, COUNT / 2}}, sigma, 8, 0.5, 2.5);
     check(&(assay_shape){3, {2, COUNT / 4, 2}}, sigma, 8, 0.5, 2.5);
     check(&(assay_shape){2, {COUNT, 1}}, sigma, 8, 0.5, 2.5);
-    free(sigma);
 }
 
 TEST(test_zeros_stay)
@@ -143,19 +133,17 @@ TEST(test_zeros_stay)
     enum { EXPERTS = 9, ROWS = 20, COLUMNS = 30, COUNT = EXPERTS * ROWS * COLUMNS };
     uint64_t seed = 5;
     assay_context ctx = assay_context_default(1);
-    double *sigma = numbers(COUNT);
+    OWNED double *sigma = numbers(COUNT);
     for (int64_t i = 0; i < COUNT; i++) {
         const int64_t expert = i / (ROWS * COLUMNS), row = i / COLUMNS, column = i % COLUMNS;
         sigma[i] = expert == 3 || row == 17 || column == 4 || (expert == 5 && column == 6) ? 0 : 1;
     }
-    double *values = squares_of(&seed, sigma, COUNT, 8);
+    OWNED double *values = squares_of(&seed, sigma, COUNT, 8);
     assert_ok(&ctx, assay_ensemble_smooth(&ctx, &(assay_shape){3, {EXPERTS, ROWS, COLUMNS}}, 8, values));
     for (int64_t i = 0; i < COUNT; i++) assert_int_equal(values[i] == 0, sigma[i] == 0);
     memset(values, 0, COUNT * sizeof *values);
     assert_ok(&ctx, assay_ensemble_smooth(&ctx, &(assay_shape){1, {COUNT}}, 8, values));
     for (int64_t i = 0; i < COUNT; i++) assert_true(values[i] == 0);
-    free(values);
-    free(sigma);
 }
 
 /* Rows of padding, in a tensor with tokens and channels of their own, leave the others as they are. */
@@ -164,13 +152,14 @@ TEST(test_zeros_enter_no_mean)
     enum { ROWS = 200, COLUMNS = 100, COUNT = ROWS * COLUMNS };
     uint64_t seed = 7;
     assay_context ctx = assay_context_default(1);
-    double *rows = factors(&seed, ROWS, 1, 1), *columns = factors(&seed, COLUMNS, 0.5, 1), *sigma = numbers(COUNT);
+    OWNED double *rows = factors(&seed, ROWS, 1, 1), *columns = factors(&seed, COLUMNS, 0.5, 1),
+                 *sigma = numbers(COUNT);
     double squares = 0;
     for (int64_t i = 0; i < COUNT; i++) {
         const bool padding = i / COLUMNS % 4 != 0 || i % COLUMNS % 3 == 1;
         sigma[i] = padding ? 0 : rows[i / COLUMNS] * columns[i % COLUMNS];
     }
-    double *values = squares_of(&seed, sigma, COUNT, 8);
+    OWNED double *values = squares_of(&seed, sigma, COUNT, 8);
     for (int64_t i = 0; i < COUNT; i += 5 * COLUMNS) values[i] = NAN;
     assert_ok(&ctx, assay_ensemble_smooth(&ctx, &(assay_shape){2, {ROWS, COLUMNS}}, 8, values));
     int64_t count = 0;
@@ -183,10 +172,6 @@ TEST(test_zeros_enter_no_mean)
     }
     squares /= (double)count;
     if (!(squares > 0.97 && squares < 1.03)) fail_msg("mean square %g", squares);
-    free(rows);
-    free(columns);
-    free(sigma);
-    free(values);
 }
 
 /* One element alone by chance without an error in any member is not held to be exact. */
@@ -228,8 +213,8 @@ TEST(test_threads_give_the_same_bits)
 {
     enum { COUNT = 16 * 24 * 611 };
     uint64_t seed = 6;
-    double *sigma = factors(&seed, COUNT, 0.5, 9), *given = squares_of(&seed, sigma, COUNT, 3);
-    double *expected = numbers(COUNT), *actual = numbers(COUNT);
+    OWNED double *sigma = factors(&seed, COUNT, 0.5, 9), *given = squares_of(&seed, sigma, COUNT, 3);
+    OWNED double *expected = numbers(COUNT), *actual = numbers(COUNT);
     const assay_shape shape = {4, {16, 2, 12, 611}};
     for (int threads = 1; threads <= 7; threads += 3) {
         assay_context ctx = assay_context_default(threads);
@@ -238,10 +223,6 @@ TEST(test_threads_give_the_same_bits)
         if (threads == 1) memcpy(expected, actual, COUNT * sizeof *actual);
         assert_same_bits(actual, expected, COUNT);
     }
-    free(sigma);
-    free(given);
-    free(expected);
-    free(actual);
 }
 
 TEST(test_no_memory)

@@ -69,7 +69,7 @@ enum { FEW = 8 }; /* elements, whose RMS says nothing */
 /* In float32 norms and the like need not be as rough as the profile allows. */
 static void check_nearest(trial *t, const assay_profile *profile, double least, double most)
 {
-    assay_tensor_set results = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
     const assay_emulation types = {.storage = profile->storage};
     int checked = 0;
     run(t, &nearest_arithmetic, &types, &results);
@@ -84,20 +84,18 @@ static void check_nearest(trial *t, const assay_profile *profile, double least, 
         checked++;
     }
     assert_true(checked > 0);
-    assay_tensor_set_free(&results);
 }
 
 /* least: in types of 16 bits, of what is not wide; and in float32. */
 static void check(assay_case *c, double most, const double least[2], bool wide)
 {
-    trial t;
+    OWNED_BY(trial_close) trial t;
     trial_evaluate(&t, c, NULL);
     for (int p = 0; p < t.plan.precision_count; p++) {
         const assay_profile *profile = assay_profile_by_name(t.plan.precisions[p].name);
         const bool float32 = profile->storage == ASSAY_FLOAT32;
         check_nearest(&t, profile, float32 ? least[1] : wide ? 0.1 : least[0], most);
     }
-    trial_close(&t);
 }
 
 #define HALVES "checkpoints=all;profiles=[bf16, f16]"
@@ -107,7 +105,7 @@ static void check(assay_case *c, double most, const double least[2], bool wide)
 /* A large bias makes a large sum, whose rounding a softmax of all experts keeps. */
 TEST(a_bias_inside_a_softmax_is_rounded)
 {
-    trial t;
+    OWNED_BY(trial_close) trial t;
     trial_evaluate(&t,
                    case_from("{case: a, op: moe, model: {decoder_block: gpt_oss, base_emb_dim: 1, base_moe_mlp_dim: 1, "
                              "num_experts: 4, num_experts_per_tok: 4, routed_bias: true, norm_topk_prob: true, "
@@ -119,7 +117,6 @@ TEST(a_bias_inside_a_softmax_is_rounded)
     const assay_tensor *weights = assay_tensor_set_find(&t.golden, "routing/weights"),
                        *scale = assay_tensor_set_find(&t.golden, "error_scale/bf16/routing/weights");
     for (int64_t i = 0; i < weights->count; i++) assert_true(scale->values[i] > 5e-7 * weights->values[i]);
-    trial_close(&t);
 }
 
 TEST(test_scales_of_parts)

@@ -29,10 +29,9 @@ static int64_t outside(const assay_tensor_set *golden, assay_dtype type)
 
 static int64_t outside_of_case(assay_case *c, const char *profile)
 {
-    trial t;
+    OWNED_BY(trial_close) trial t;
     trial_evaluate(&t, c, NULL);
     const int64_t count = outside(&t.golden, assay_profile_by_name(profile)->storage);
-    trial_close(&t);
     return count;
 }
 
@@ -70,7 +69,7 @@ TEST(tails_and_offsets_fail_by_equality)
                                         "mlp/exact-k136", "gqa/exact-one-hot", "mla/exact-one-hot"};
     for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
         trial t;
-        assay_power_test found = {0};
+        OWNED_BY(assay_power_test_free) assay_power_test found = {0};
         trial_evaluate(&t, case_named(names[n], NULL), NULL);
         for (int i = 0; i < t.plan.spec_count; i++) {
             assay_tensor *scale = &t.golden.items[i];
@@ -89,7 +88,6 @@ TEST(tails_and_offsets_fail_by_equality)
             }
         }
         assert_true(seen >= 3);
-        assay_power_test_free(&found);
         trial_close(&t);
     }
 }

@@ -39,7 +39,7 @@ static assay_golden golden_of(const fixture *f)
 static assay_status try_explain(fixture *f, assay_tensor_set *results, assay_report *report)
 {
     assay_status status;
-    assay_fixture_reader *candidate = NULL;
+    OWNED_BY(close_reader) assay_fixture_reader *candidate = NULL;
     assay_golden golden = golden_of(f);
     *report = (assay_report){0};
     trial_round(results, f->at.profile->storage);
@@ -47,7 +47,6 @@ static assay_status try_explain(fixture *f, assay_tensor_set *results, assay_rep
     TRY(assay_compare(&f->t.ctx, f->t.reader, candidate, f->at.profile, 1e-6, assay_plan_order(&f->t.plan), report));
     TRY(assay_explain(&f->t.ctx, &golden, candidate, f->at.profile, true, report));
 cleanup:
-    assay_fixture_close(candidate);
     return status;
 }
 
@@ -78,12 +77,11 @@ TEST_IN_FOLDER(mutants_are_named)
     start(&f, folder, "moe/small", "profiles=[bf16]", "bf16");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         assay_tensor_set results = make(&f, names[i]);
-        assay_report report = explain(&f, &results);
+        OWNED_BY(assay_report_free) assay_report report = explain(&f, &results);
         if (report.verdict == ASSAY_FAIL && !is_named(&report, names[i]))
             fail_msg("%s: %s", names[i], report.explanation);
         if (report.verdict == ASSAY_FAIL) assert_true(strncmp(report.explanation, "equals mutant ", 14) == 0);
         if (report.verdict != ASSAY_FAIL) assert_string_equal(report.explanation, "");
-        assay_report_free(&report);
     }
     trial_close(&f.t);
 }
@@ -162,12 +160,11 @@ TEST_IN_FOLDER(bugs_of_caches_are_named)
         start(&f, folder, rows[i].name, "profiles=[bf16]", "bf16");
         for (char *name = strtok_r(words, " ", &rest); name != NULL; name = strtok_r(NULL, " ", &rest)) {
             assay_tensor_set results = make(&f, name);
-            assay_report report = explain(&f, &results);
+            OWNED_BY(assay_report_free) assay_report report = explain(&f, &results);
             assert_true(assay_mutant_by_name(name)->bugs[0] != '\0');
             assert_int_equal(report.verdict, ASSAY_FAIL);
             if (!is_named(&report, name)) fail_msg("%s %s: %s", rows[i].name, name, report.explanation);
             named++;
-            assay_report_free(&report);
         }
         trial_close(&f.t);
     }
@@ -235,10 +232,9 @@ TEST_IN_FOLDER(tails_of_contracted_axes_are_named)
             multiply(d_rhs, k, n, cut & D_RHS ? m / VECTOR * VECTOR : m, lhs, 1, k, dy, n, 1);
             y += m * n, d_lhs += m * k, lhs += m * k, dy += m * n, rhs += k * n, d_rhs += k * n;
         }
-        assay_report report = explain(&f, &results);
+        OWNED_BY(assay_report_free) assay_report report = explain(&f, &results);
         if (!is_named(&report, "contraction_cut_to_8") || report.explained_count != 1)
             fail_msg("cut in %u: %s", cut, report.explanation);
-        assay_report_free(&report);
     }
     trial_close(&f.t);
 }
@@ -339,7 +335,7 @@ TEST_IN_FOLDER(what_is_no_selection_stays)
     const assay_mutant *scaled = assay_mutant_by_name("shared_expert_scaled");
     for (size_t i = 0; i < sizeof factors / sizeof *factors; i++) {
         bool changed = true;
-        assay_tensor_set results = make(&f, NULL);
+        OWNED_BY(assay_tensor_set_free) assay_tensor_set results = make(&f, NULL);
         f.t.c->config.routed_scaling_factor = factors[i];
         assert_ok(&f.t.ctx, assay_mutant_pull_back(&f.t.ctx, &f.at, scaled, &results, &changed));
         assert_false(changed);
@@ -347,7 +343,6 @@ TEST_IN_FOLDER(what_is_no_selection_stays)
         const assay_tensor *before = assay_tensor_set_find(&f.t.golden, path),
                            *after = assay_tensor_set_find(&results, path);
         assert_same_bits(after->values, before->values, before->count);
-        assay_tensor_set_free(&results);
     }
     trial_close(&f.t);
 }
@@ -493,11 +488,10 @@ TEST_IN_FOLDER(one_wrong_element_is_not_known)
         assay_tensor_set results = make(&f, passes ? NULL : "gate_up_swapped");
         const assay_tensor *y = assay_tensor_set_find(&results, "outputs/y");
         y->values[7] += 1; /* also on top of a mutant */
-        assay_report report = explain(&f, &results);
+        OWNED_BY(assay_report_free) assay_report report = explain(&f, &results);
         assert_int_equal(report.verdict, ASSAY_FAIL);
         assert_int_equal(report.explained_count, 0);
         assert_non_null(strstr(report.explanation, "no known bug explains it"));
-        assay_report_free(&report);
     }
     trial_close(&f.t);
 }
@@ -514,12 +508,11 @@ TEST_IN_FOLDER(arithmetics_are_remarked_on)
         f.t.ctx.emulation = &draw;
         assay_tensor_set results = make(&f, mutants[i]);
         f.t.ctx.emulation = NULL;
-        assay_report report = explain(&f, &results);
+        OWNED_BY(assay_report_free) assay_report report = explain(&f, &results);
         assert_int_equal(report.verdict, ASSAY_FAIL);
         assert_int_equal(report.explained_count, 0);
         const char *remark = strstr(report.explanation, "; errors are as large as ");
         if (remark == NULL || strstr(remark, mutants[i]) == NULL) fail_msg("%s: %s", mutants[i], report.explanation);
-        assay_report_free(&report);
     }
     assay_tensor_set coarser = make(&f, "stored_coarser");
     assay_report report = explain(&f, &coarser);

@@ -44,9 +44,9 @@ static bool has(void *self, const char *path)
 
 static assay_report judged(fixture *f, const assay_arithmetic *arithmetic, const assay_emulation *emulation)
 {
-    assay_tensor_set candidate = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set candidate = {0};
     assay_report report = {0};
-    assay_fixture_reader *reader = NULL;
+    OWNED_BY(close_reader) assay_fixture_reader *reader = NULL;
     assay_context own = f->t.ctx;
     own.arithmetic = arithmetic;
     own.emulation = emulation;
@@ -59,8 +59,6 @@ static assay_report judged(fixture *f, const assay_arithmetic *arithmetic, const
     assert_ok(&f->t.ctx, assay_trial_reader(&f->t.ctx, &candidate, "candidate", f->profile, &reader));
     assert_ok(&f->t.ctx,
               assay_compare(&f->t.ctx, f->t.reader, reader, f->profile, 1e-6, assay_plan_order(&f->t.plan), &report));
-    assay_fixture_close(reader);
-    assay_tensor_set_free(&candidate);
     return report;
 }
 
@@ -92,14 +90,13 @@ static void check_member(fixture *f)
     const assay_profile *profile = assay_profile_by_name(PROFILE);
     const assay_emulation e = {
         .precision = profile->precision, .storage = profile->storage, .multiply = profile->multiply, .seed = 5};
-    assay_report report = judged(f, &assay_arithmetic_emulated, &e);
+    OWNED_BY(assay_report_free) assay_report report = judged(f, &assay_arithmetic_emulated, &e);
     for (int i = 0; i < report.count; i++) {
         const assay_tensor_result *tensor = &report.tensors[i];
         if (!(tensor->worst_element < 1.25 && tensor->worst_row < 1 && tensor->rms_ratio < 2.5))
             fail_msg("%s, a member: %s: %g, %g, %g", f->t.c->name, tensor->spec.path, tensor->worst_element,
                      tensor->worst_row, tensor->rms_ratio);
     }
-    assay_report_free(&report);
 }
 
 static void check_correct(assay_case *c)

@@ -54,14 +54,13 @@ TEST(keys_of_the_table_are_keys)
     for (int i = 0; assay_draw_keys[i].key != NULL; i++) {
         char set[256];
         const char *value = assay_draw_keys[i].values;
-        assay_case *c = case_from("{case: c, op: moe, model: {base_emb_dim: 4}}");
+        OWNED_BY(free_case) assay_case *c = case_from("{case: c, op: moe, model: {base_emb_dim: 4}}");
         const size_t word = strcspn(value, " ;"), number = strspn(value, "0123456789");
         const bool range = number > 0 && value[number] == '-'; /* "1-9", of which the least is tried */
         snprintf(set, sizeof set, "%s=%.*s", assay_draw_keys[i].key, (int)(range ? number : word), value);
         assert_ok(&ctx, assay_case_set(&ctx, c, set));
         assert_true(i < ASSAY_DRAW_KEYS_MOST && assay_draw_choices(value) <= ASSAY_CHOICES_MOST);
         assert_true(assay_draw_keys[i].weight > 0);
-        assay_cases_free(c, 1);
     }
 }
 
@@ -76,7 +75,7 @@ TEST(draws_follow_from_the_seed)
     for (int n = 0; n < DRAWS; n++) {
         char *yaml[3];
         for (int i = 0; i < 3; i++) {
-            assay_case c = {0};
+            OWNED_BY(assay_case_free) assay_case c = {0};
             assay_drawn drawn;
             bool is_case = false;
             assert_ok(&ctx, assay_draw(&ctx, &draws[i], n, &c, &drawn));
@@ -85,7 +84,6 @@ TEST(draws_follow_from_the_seed)
             changed += drawn.count > 0;
             assay_draws_learn(&draws[i], &drawn, &c, n % 3 != 0);
             yaml[i] = yaml_of(&ctx, &c);
-            assay_case_free(&c);
         }
         assert_string_equal(yaml[0], yaml[1]);
         differ += strcmp(yaml[0], yaml[2]) != 0;
@@ -102,42 +100,36 @@ TEST(drawn_cases_are_cases)
     enum { DRAWS = 40 };
     assay_context ctx = assay_context_default(1);
     for (size_t i = 0; i < sizeof operations / sizeof *operations; i++) {
-        assay_draws draws;
+        OWNED_BY(assay_draws_free) assay_draws draws;
         assert_ok(&ctx, assay_draws_start(&ctx, &draws, 1, operations[i], NULL));
         for (int n = 0; n < DRAWS; n++) {
-            assay_case c = {0};
+            OWNED_BY(assay_case_free) assay_case c = {0};
             assay_drawn drawn;
-            trial t;
+            OWNED_BY(trial_close) trial t;
             assert_ok(&ctx, assay_draw(&ctx, &draws, n, &c, &drawn));
             assert_ok(&ctx, assay_case_set(&ctx, &c, "profiles=none"));
-            char *yaml = yaml_of(&ctx, &c);
+            OWNED char *yaml = yaml_of(&ctx, &c);
             trial_evaluate(&t, case_from(yaml), NULL); /* which takes it */
-            trial_close(&t);
-            free(yaml);
-            assay_case_free(&c);
         }
-        assay_draws_free(&draws);
     }
 }
 
 TEST(unsupported_operations_are_drawn_less)
 {
     assay_context ctx = assay_context_default(1);
-    assay_draws draws;
+    OWNED_BY(assay_draws_free) assay_draws draws;
     int first = 0, last = 0;
     assert_ok(&ctx, assay_draws_start(&ctx, &draws, 3, NULL, NULL));
     for (int n = 0; n < 400; n++) {
-        assay_case c = {0};
+        OWNED_BY(assay_case_free) assay_case c = {0};
         assay_drawn drawn;
         assert_ok(&ctx, assay_draw(&ctx, &draws, n, &c, &drawn));
         const bool supported = strcmp(c.op, "rms_norm") == 0;
         if (!supported && n < 100) first++;
         if (!supported && n >= 300) last++;
         assay_draws_learn(&draws, &drawn, &c, supported);
-        assay_case_free(&c);
     }
     assert_true(first > 60 && last < first * 2 / 3);
-    assay_draws_free(&draws);
 }
 
 /* What is set stays so in every draw and through shrinking. */
@@ -151,7 +143,7 @@ TEST(settings_stay)
     assert_ok(&ctx, assay_draws_start(&ctx, &draws, 5, "rms_norm", &sets));
     assert_true(draws.base_count > 5);
     for (int n = 0; n < 60; n++) {
-        assay_case c = {0};
+        OWNED_BY(assay_case_free) assay_case c = {0};
         assay_drawn drawn;
         assert_ok(&ctx, assay_draw(&ctx, &draws, n, &c, &drawn));
         assert_true(strcmp(c.gradients.items[0], "none") == 0 && c.config.base_emb_dim == 20 &&
@@ -162,7 +154,6 @@ TEST(settings_stay)
         assert_true(scale == 3);
         changed += drawn.count > 0;
         assay_draws_learn(&draws, &drawn, &c, true);
-        assay_case_free(&c);
     }
     assert_true(changed > 20);
     assay_draws_free(&draws);
@@ -271,13 +262,13 @@ TEST(sizes_of_programs_are_drawn_and_shrunk)
 TEST(indices_follow_their_axis)
 {
     assay_context ctx = assay_context_default(1);
+    OWNED_BY(free_case)
     assay_case *c =
         case_from("{case: c, op: program, sizes: {T: 3, V: 5}, inputs: {x: [T, V], i: {axes: [T], integers: [0, 4]}},"
                   " steps: {}, outputs: {y: 'pick(x, i)'}}");
     assert_ok(&ctx, assay_draw_size(&ctx, c, 'V', 2));
     assert_int_equal(c->program->sizes['V'], 2);
     assert_int_equal(c->program->tensors[1].high, 1);
-    assay_cases_free(c, 1);
 }
 
 /* The case names a profile that its caller alone has. */

@@ -118,36 +118,32 @@ TEST_IN_FOLDER(another_order)
                                         "deepseek_stack/batch-split",
                                         "deepseek_layer/mesh-expert4"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        fixture f;
+        OWNED_BY(fixture_free) fixture f;
         fixture_open(&f, folder, names[i], NULL);
         int64_t tokens = 0;
         for (int r = 0; r < f.choices.count; r++) tokens += tokens_of(&f.choices.items[r]);
         reverse_slots(&f);
         write_candidate(&f);
-        assay_report report = compare(&f);
+        OWNED_BY(assay_report_free) assay_report report = compare(&f);
         expect_again(names[i], &report, tokens, 0);
         assay_report_free(&report);
         /* it is no other way of saying the same */
         report = trial_compare(&f.t, assay_profile_by_name(PROFILE));
         assert_int_equal(report.verdict, ASSAY_FAIL);
-        assay_report_free(&report);
-        fixture_free(&f);
     }
 }
 
 /* The same choice costs nothing and is counted. */
 TEST_IN_FOLDER(the_same_choice)
 {
-    fixture f;
+    OWNED_BY(fixture_free) fixture f;
     fixture_open(&f, folder, "moe/small", NULL);
     write_candidate(&f);
-    assay_report report = compare(&f);
+    OWNED_BY(assay_report_free) assay_report report = compare(&f);
     assert_int_equal(report.verdict, ASSAY_PASS);
     assert_true(report.routing.judged && !report.routing.evaluated_again);
     assert_int_equal(report.routing.exact, 8);
     assert_int_equal(report.routing.tokens, 8);
-    assay_report_free(&report);
-    fixture_free(&f);
 }
 
 /* One expert in place of another, in the first router. */
@@ -173,7 +169,7 @@ TEST_IN_FOLDER(vanished_scores_tie)
     } table[] = {{"[0, -103, -120, -110]", 0}, {"[0, -70, -120, -75]", 1}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         char set[256];
-        fixture f;
+        OWNED_BY(fixture_free) fixture f;
         snprintf(
             set, sizeof set,
             "num_experts=4;num_experts_per_tok=2;batch=1;sequence=2;inputs.logits={distribution: values, values: %s}",
@@ -181,11 +177,9 @@ TEST_IN_FOLDER(vanished_scores_tie)
         fixture_open(&f, folder, "routing/deepseek2-16b", set);
         swap_one(&f, 1, 3, 0);
         write_candidate(&f);
-        assay_report report = compare(&f);
+        OWNED_BY(assay_report_free) assay_report report = compare(&f);
         assert_int_equal(report.routing.wrong, table[i].wrong);
         assert_int_equal(report.routing.admissible, 1 - table[i].wrong);
-        assay_report_free(&report);
-        fixture_free(&f);
     }
 }
 
@@ -217,11 +211,11 @@ TEST_IN_FOLDER(the_gap_decides)
         assert_non_null(out);
         fputs(yaml, out);
         assert_int_equal(fclose(out), 0);
-        fixture f;
+        OWNED_BY(fixture_free) fixture f;
         fixture_open(&f, folder, file, NULL);
         swap_one(&f, table[i].from, table[i].to, 0);
         write_candidate(&f);
-        assay_report report = compare(&f);
+        OWNED_BY(assay_report_free) assay_report report = compare(&f);
         const assay_routing_summary *s = &report.routing;
         if (s->admissible != table[i].admissible || s->wrong != table[i].wrong ||
             strncmp(s->message, table[i].message, strlen(table[i].message)) != 0) {
@@ -238,15 +232,13 @@ TEST_IN_FOLDER(the_gap_decides)
         report = compare_at(&f, &any);
         const bool tie = strstr(table[i].message, "ties") != NULL;
         assert_int_equal(report.routing.wrong, tie ? 0 : table[i].wrong);
-        assay_report_free(&report);
-        fixture_free(&f);
     }
 }
 
 /* An expert's scores in the second layer are those given the first layer's choice; a wrong one is named with its layer. */
 TEST_IN_FOLDER(layers_follow_each_other)
 {
-    fixture f;
+    OWNED_BY(fixture_free) fixture f;
     fixture_open(&f, folder, "deepseek_stack/tiny-4-layers", NULL);
     const int last = f.choices.count - 1;
     assay_tensor *r = &f.choices.items[last];
@@ -260,13 +252,11 @@ TEST_IN_FOLDER(layers_follow_each_other)
     }
     r->indices[0] = other;
     write_candidate(&f);
-    assay_report report = compare(&f);
+    OWNED_BY(assay_report_free) assay_report report = compare(&f);
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assert_int_equal(report.routing.wrong, 1);
     assert_non_null(strstr(report.message, r->spec.path));
     assert_non_null(strstr(report.message, "token [0,0]: expert "));
-    assay_report_free(&report);
-    fixture_free(&f);
 }
 
 static void check_same(assay_context *ctx, assay_fixture_reader *a, assay_fixture_reader *b)
@@ -278,20 +268,18 @@ static void check_same(assay_context *ctx, assay_fixture_reader *a, assay_fixtur
     for (int i = 0; i < assay_fixture_count(a); i++) {
         const assay_tensor_spec *spec = assay_fixture_spec(a, i);
         const int64_t count = assay_shape_count(&spec->shape);
-        double *x = calloc((size_t)count + 1, sizeof *x), *y = calloc((size_t)count + 1, sizeof *y);
+        OWNED double *x = calloc((size_t)count + 1, sizeof *x), *y = calloc((size_t)count + 1, sizeof *y);
         assert_ok(ctx, assay_fixture_read(ctx, a, spec->path, 0, count, x));
         assert_ok(ctx, assay_fixture_read(ctx, b, spec->path, 0, count, y));
         assert_int_equal(spec->type, assay_fixture_find(b, spec->path)->type);
         assert_same_bits(x, y, count);
-        free(x);
-        free(y);
     }
 }
 
 /* With filters along known errors, and error scales in float32. */
 TEST_IN_FOLDER(evaluated_again_in_memory_as_in_a_file)
 {
-    fixture f;
+    OWNED_BY(fixture_free) fixture f;
     assay_golden golden = {0}, again[2] = {{0}, {0}};
     fixture_open(&f, folder, "moe/small", NULL);
     reverse_slots(&f);
@@ -307,13 +295,12 @@ TEST_IN_FOLDER(evaluated_again_in_memory_as_in_a_file)
     check_same(&f.t.ctx, again[0].reader, again[1].reader);
     for (int i = 0; i < 2; i++) assay_golden_close(&again[i]);
     assay_golden_close(&golden);
-    fixture_free(&f);
 }
 
 TEST_IN_FOLDER(no_choice_at_all)
 {
     static const int32_t bad[][2] = {{-1, 0}, {0, 0}, {0, 1000}, {INT32_MAX, 1}};
-    fixture f;
+    OWNED_BY(fixture_free) fixture f;
     fixture_open(&f, folder, "moe/small", NULL);
     assay_tensor *r = &f.choices.items[0];
     assert_true(per_token(r) >= 2);
@@ -324,45 +311,41 @@ TEST_IN_FOLDER(no_choice_at_all)
         memcpy(ids + per_token(r), bad[i], sizeof bad[i]);
         if (i == 1) ids[per_token(r) + 1] = ids[per_token(r)];
         write_results(&f);
-        assay_report report = compare(&f);
+        OWNED_BY(assay_report_free) assay_report report = compare(&f);
         assert_int_equal(report.verdict, ASSAY_FAIL);
         assert_int_equal(report.routing.wrong, 1);
         assert_int_equal(report.routing.exact, tokens_of(r) - 1);
         assert_non_null(strstr(report.message, "token [0,1]: not "));
         assert_non_null(strstr(report.message, " different experts of 0 to "));
-        assay_report_free(&report);
     }
-    fixture_free(&f);
 }
 
 /* Outputs that do not belong to the choice fail, though the choice may be made. */
 TEST_IN_FOLDER(nothing_is_loosened)
 {
-    fixture f;
+    OWNED_BY(fixture_free) fixture f;
     fixture_open(&f, folder, "moe/small", NULL);
     const assay_tensor *r = &f.choices.items[0];
     write_candidate(&f); /* weights and rows in the golden's order */
     reverse_slots(&f);
     memcpy(assay_tensor_set_find(&f.results, r->spec.path)->indices, r->indices, (size_t)r->count * sizeof *r->indices);
     write_results(&f);
-    assay_report report = compare(&f);
+    OWNED_BY(assay_report_free) assay_report report = compare(&f);
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assert_int_equal(report.routing.wrong, 0);
     assert_true(report.routing.evaluated_again);
     assert_non_null(strstr(report.message, "routing/weights: "));
-    assay_report_free(&report);
-    fixture_free(&f);
 }
 
 TEST_IN_FOLDER(reports_say_it)
 {
-    fixture f;
+    OWNED_BY(fixture_free) fixture f;
     fixture_open(&f, folder, "moe/small", NULL);
-    char *text = NULL, *json = NULL, *junit = NULL;
+    OWNED char *text = NULL, *json = NULL, *junit = NULL;
     const assay_report_style style = {0};
     reverse_slots(&f);
     write_candidate(&f);
-    assay_report report = compare(&f);
+    OWNED_BY(assay_report_free) assay_report report = compare(&f);
     assert_ok(&f.t.ctx, assay_report_text(&f.t.ctx, &report, &style, &text));
     assert_ok(&f.t.ctx, assay_report_json(&f.t.ctx, 1, &report, &json));
     assert_ok(&f.t.ctx, assay_report_junit(&f.t.ctx, 1, &report, &junit));
@@ -371,11 +354,6 @@ TEST_IN_FOLDER(reports_say_it)
     assert_non_null(strstr(text, line));
     assert_non_null(strstr(json, "\"evaluated_again\":\ttrue"));
     assert_non_null(strstr(junit, line));
-    free(text);
-    free(json);
-    free(junit);
-    assay_report_free(&report);
-    fixture_free(&f);
 }
 
 /* So that a test can write to its file. */
@@ -395,7 +373,7 @@ TEST_IN_FOLDER(a_golden_of_another_kind)
         {"case_yaml", "case: moe/small\nop: nothing\n", "the golden cannot be evaluated given it: "},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        fixture f;
+        OWNED_BY(fixture_free) fixture f;
         fixture_open(&f, folder, "moe/small", NULL);
         reverse_slots(&f);
         write_candidate(&f);
@@ -409,12 +387,10 @@ TEST_IN_FOLDER(a_golden_of_another_kind)
         H5Sclose(space);
         H5Tclose(type);
         H5Fclose(h);
-        assay_report report = compare(&f);
+        OWNED_BY(assay_report_free) assay_report report = compare(&f);
         assert_int_equal(report.verdict, ASSAY_FAIL);
         assert_false(report.routing.judged || report.routing.evaluated_again);
         if (strstr(report.routing.message, table[i].said) == NULL) fail_msg("%s", report.routing.message);
-        assay_report_free(&report);
-        fixture_free(&f);
     }
 }
 
@@ -437,10 +413,9 @@ static void overwrite(const char *file, const assay_tensor *r, int64_t chosen, i
 
 static void expect_refused(fixture *f, const char *said)
 {
-    assay_report report = compare(f);
+    OWNED_BY(assay_report_free) assay_report report = compare(f);
     assert_int_equal(report.verdict, ASSAY_FAIL);
     if (strstr(report.routing.message, said) == NULL) fail_msg("%s", report.routing.message);
-    assay_report_free(&report);
     fixture_free(f);
 }
 
@@ -470,7 +445,7 @@ TEST_IN_FOLDER(a_golden_with_other_choices)
 
 TEST_IN_FOLDER(threads_change_nothing)
 {
-    fixture f;
+    OWNED_BY(fixture_free) fixture f;
     fixture_open(&f, folder, "deepseek_layer/moe", NULL);
     char *texts[3] = {NULL};
     reverse_slots(&f);
@@ -478,15 +453,13 @@ TEST_IN_FOLDER(threads_change_nothing)
     for (int i = 0; i < 3; i++) {
         static const int threads[] = {1, 2, 7};
         f.t.ctx.threads = threads[i];
-        assay_report report = compare(&f);
+        OWNED_BY(assay_report_free) assay_report report = compare(&f);
         assert_ok(&f.t.ctx, assay_report_json(&f.t.ctx, 1, &report, &texts[i]));
         assert_int_equal(f.t.ctx.threads, threads[i]);
-        assay_report_free(&report);
     }
     assert_string_equal(texts[0], texts[1]);
     assert_string_equal(texts[0], texts[2]);
     for (int i = 0; i < 3; i++) free(texts[i]);
-    fixture_free(&f);
 }
 
 TEST_IN_FOLDER(no_memory)

@@ -37,20 +37,19 @@ static double *read_all(assay_context *ctx, assay_fixture_reader *reader, const 
 static void check_numbers(assay_context *ctx, assay_fixture_reader *reader, const char *path)
 {
     int64_t count = 0;
-    double *values = read_all(ctx, reader, path, &count);
+    OWNED double *values = read_all(ctx, reader, path, &count);
     bool scale = assay_role_of(path) == ASSAY_ROLE_ERROR_SCALE, margin = strcmp(path, "routing/margin") == 0;
     for (int64_t i = 0; i < count; i++) {
         bool good = margin ? values[i] >= 0 : isfinite(values[i]) && (!scale || values[i] >= 0);
         if (!good) fail_msg("%s[%lld] is %g", path, (long long)i, values[i]);
     }
-    free(values);
 }
 
 /* The plan's datasets and no others, all of them numbers, and the same ones when computed again. */
 static void check_golden(assay_context *ctx, const assay_case *c, const char *path)
 {
-    assay_plan plan = {0};
-    assay_fixture_reader *reader = NULL;
+    OWNED_BY(assay_plan_free) assay_plan plan = {0};
+    OWNED_BY(close_reader) assay_fixture_reader *reader = NULL;
     assert_ok(ctx, assay_plan_make(ctx, &plan, c));
     assert_ok(ctx, assay_fixture_open(ctx, path, &reader));
     assert_string_equal(assay_fixture_text(reader, "kind"), "golden");
@@ -65,18 +64,15 @@ static void check_golden(assay_context *ctx, const assay_case *c, const char *pa
     }
     assert_ok(ctx, assay_fixture_check_digests(ctx, reader));
     assert_ok(ctx, assay_golden_recompute(ctx, &plan, reader, true));
-    assay_fixture_close(reader);
-    assay_plan_free(&plan);
 }
 
 TEST_IN_FOLDER(goldens_hold_what_was_planned)
 {
     assay_context ctx = assay_context_default(2);
     for (int i = 0; i < NAMES; i++) {
-        assay_case *c = case_named(names[i], "checkpoints=all");
+        OWNED_BY(free_case) assay_case *c = case_named(names[i], "checkpoints=all");
         assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
         check_golden(&ctx, c, folder->file);
-        assay_cases_free(c, 1);
     }
     assert_int_equal(folder_count(folder->path, false), 1);
 }
@@ -84,10 +80,8 @@ TEST_IN_FOLDER(goldens_hold_what_was_planned)
 static void assert_same_files(const char *a, const char *b, const char *name)
 {
     size_t size_a = 0, size_b = 0;
-    unsigned char *bytes_a = bytes_of(a, &size_a), *bytes_b = bytes_of(b, &size_b);
+    OWNED unsigned char *bytes_a = bytes_of(a, &size_a), *bytes_b = bytes_of(b, &size_b);
     if (size_a != size_b || memcmp(bytes_a, bytes_b, size_a) != 0) fail_msg("%s: other bytes", name);
-    free(bytes_a);
-    free(bytes_b);
 }
 
 /* Large enough for a team of threads. Of other cases, with each instruction set: ci/same-bits. */
@@ -100,7 +94,7 @@ TEST_IN_FOLDER(a_team_gives_the_same_bytes)
     };
     for (int i = 0; i < 2; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_case *c = case_named(larger[i][0], "profiles=[bf16]");
+        OWNED_BY(free_case) assay_case *c = case_named(larger[i][0], "profiles=[bf16]");
         for (int j = 1; j < 5; j++) assert_ok(&ctx, assay_case_set(&ctx, c, larger[i][j]));
         assert_true(assay_operation_flops(assay_operation_by_name(c->op), c, true) * 2 > 3e8);
         assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
@@ -108,7 +102,6 @@ TEST_IN_FOLDER(a_team_gives_the_same_bytes)
         assert_ok(&ctx, try_golden(&ctx, c, folder->other, NULL));
         assert_int_equal(ctx.threads, 7);
         assert_same_files(folder->file, folder->other, larger[i][0]);
-        assay_cases_free(c, 1);
     }
 }
 
@@ -136,15 +129,13 @@ TEST_IN_FOLDER(gradients_and_checkpoints_are_chosen)
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_fixture_reader *reader = NULL;
-        assay_case *c = case_named("moe/small", table[i].set);
+        OWNED_BY(close_reader) assay_fixture_reader *reader = NULL;
+        OWNED_BY(free_case) assay_case *c = case_named("moe/small", table[i].set);
         assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
         check_golden(&ctx, c, folder->file);
         assert_ok(&ctx, assay_fixture_open(&ctx, folder->file, &reader));
         assert_int_equal(count_of(reader, ASSAY_ROLE_GRADIENT), table[i].gradients);
         assert_int_equal(count_of(reader, ASSAY_ROLE_CHECKPOINT), table[i].checkpoints);
-        assay_fixture_close(reader);
-        assay_cases_free(c, 1);
     }
 }
 
@@ -152,8 +143,8 @@ TEST_IN_FOLDER(gradients_and_checkpoints_are_chosen)
 TEST_IN_FOLDER(choosing_changes_no_number)
 {
     assay_context ctx = assay_context_default(1);
-    assay_fixture_reader *all = NULL, *some = NULL;
-    assay_case *c = case_named("moe/balance", "checkpoints=all");
+    OWNED_BY(close_reader) assay_fixture_reader *all = NULL, *some = NULL;
+    OWNED_BY(free_case) assay_case *c = case_named("moe/balance", "checkpoints=all");
     assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
     assert_ok(&ctx, assay_case_set(&ctx, c, "gradients=[weights/gate/bias, weights/wo]"));
     assert_ok(&ctx, assay_case_set(&ctx, c, "checkpoints=[moe_mlpwi_1]"));
@@ -168,9 +159,6 @@ TEST_IN_FOLDER(choosing_changes_no_number)
         }
     }
     assert_true(assay_fixture_count(some) < assay_fixture_count(all));
-    assay_fixture_close(all);
-    assay_fixture_close(some);
-    assay_cases_free(c, 1);
 }
 
 /* Scales of coarser profiles are larger: f64 < f32 < bf16 by the ratio of their roundings, roughly. */
@@ -179,8 +167,8 @@ TEST_IN_FOLDER(scales_follow_the_profile)
     static const char *const profiles[] = {"f64", "f32", "f16", "bf16"};
     static const char *const paths[] = {"outputs/y", "gradients/inputs/x", "gradients/weights/wo"};
     assay_context ctx = assay_context_default(1);
-    assay_fixture_reader *reader = NULL;
-    assay_case *c = case_named("moe/small", "profiles=[f64, f32, f16, bf16]");
+    OWNED_BY(close_reader) assay_fixture_reader *reader = NULL;
+    OWNED_BY(free_case) assay_case *c = case_named("moe/small", "profiles=[f64, f32, f16, bf16]");
     assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
     assert_ok(&ctx, assay_fixture_open(&ctx, folder->file, &reader));
     for (int p = 0; p < 3; p++) {
@@ -197,14 +185,12 @@ TEST_IN_FOLDER(scales_follow_the_profile)
             before = sum;
         }
     }
-    assay_fixture_close(reader);
-    assay_cases_free(c, 1);
 }
 
 /* A copy of a golden in which one element of one dataset is another one. */
 static void write_altered(assay_context *ctx, const char *from, const char *to, const char *altered)
 {
-    assay_fixture_reader *reader = NULL;
+    OWNED_BY(close_reader) assay_fixture_reader *reader = NULL;
     assay_fixture_writer *writer = NULL;
     assert_ok(ctx, assay_fixture_open(ctx, from, &reader));
     assert_ok(ctx, assay_fixture_create(ctx, to, &writer));
@@ -212,8 +198,8 @@ static void write_altered(assay_context *ctx, const char *from, const char *to, 
     for (int i = 0; i < assay_fixture_count(reader); i++) {
         const assay_tensor_spec *spec = assay_fixture_spec(reader, i);
         int64_t count = 0;
-        double *values = read_all(ctx, reader, spec->path, &count);
-        int32_t *integers = calloc((size_t)count + 1, sizeof *integers);
+        OWNED double *values = read_all(ctx, reader, spec->path, &count);
+        OWNED int32_t *integers = calloc((size_t)count + 1, sizeof *integers);
         assert_non_null(integers);
         if (strcmp(spec->path, altered) == 0)
             values[count - 1] += spec->type == ASSAY_INT32 ? 1 : values[count - 1] + 1;
@@ -221,11 +207,8 @@ static void write_altered(assay_context *ctx, const char *from, const char *to, 
         assert_ok(ctx, assay_fixture_declare(ctx, writer, spec));
         assert_ok(ctx, spec->type == ASSAY_INT32 ? assay_fixture_append_i32(ctx, writer, spec->path, count, integers)
                                                  : assay_fixture_append(ctx, writer, spec->path, count, values));
-        free(values);
-        free(integers);
     }
     assert_ok(ctx, assay_fixture_finish(ctx, writer));
-    assay_fixture_close(reader);
 }
 
 TEST_IN_FOLDER(altered_goldens_are_refused)
@@ -243,18 +226,15 @@ TEST_IN_FOLDER(altered_goldens_are_refused)
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_fixture_reader *reader = NULL;
-        assay_plan plan = {0};
-        assay_case *c = case_named("moe/small", NULL);
+        OWNED_BY(close_reader) assay_fixture_reader *reader = NULL;
+        OWNED_BY(assay_plan_free) assay_plan plan = {0};
+        OWNED_BY(free_case) assay_case *c = case_named("moe/small", NULL);
         assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
         assert_ok(&ctx, assay_golden_write(&ctx, &plan, folder->file, NULL, true));
         write_altered(&ctx, folder->file, folder->other, table[i].altered);
         assert_ok(&ctx, assay_fixture_open(&ctx, folder->other, &reader));
         assert_int_equal(assay_golden_recompute(&ctx, &plan, reader, true), ASSAY_BAD_INPUT);
         assert_message(&ctx, table[i].named);
-        assay_fixture_close(reader);
-        assay_plan_free(&plan);
-        assay_cases_free(c, 1);
     }
 }
 
@@ -309,9 +289,9 @@ TEST(what_is_lawful)
 TEST_IN_FOLDER(weights_that_a_golden_leaves_out_are_drawn)
 {
     assay_context ctx = assay_context_default(1);
-    assay_golden full = {0}, left = {0};
+    OWNED_BY(assay_golden_close) assay_golden full = {0}, left = {0};
     int drawn = 0;
-    assay_case *c = case_named("deepseek_stack/three-layers", "profiles=none");
+    OWNED_BY(free_case) assay_case *c = case_named("deepseek_stack/three-layers", "profiles=none");
     assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
     assert_ok(&ctx, assay_case_set(&ctx, c, "drawn_above=100"));
     assert_ok(&ctx, try_golden(&ctx, c, folder->other, NULL));
@@ -324,18 +304,13 @@ TEST_IN_FOLDER(weights_that_a_golden_leaves_out_are_drawn)
         const assay_tensor_spec *spec = &full.plan.specs[i];
         const int64_t count = assay_shape_count(&spec->shape);
         if (spec->role != ASSAY_ROLE_WEIGHT) continue;
-        double *a = calloc((size_t)count, sizeof *a), *b = calloc((size_t)count, sizeof *b);
+        OWNED double *a = calloc((size_t)count, sizeof *a), *b = calloc((size_t)count, sizeof *b);
         assert_ok(&ctx, assay_fixture_read(&ctx, full.reader, spec->path, 0, count, a));
         assert_ok(&ctx, assay_fixture_read(&ctx, left.reader, spec->path, 0, count, b));
         assert_same_bits(b, a, count);
         drawn += assay_fixture_recipe(left.reader, spec->path) != NULL;
-        free(a);
-        free(b);
     }
     assert_true(drawn > 20);
-    assay_golden_close(&full);
-    assay_golden_close(&left);
-    assay_cases_free(c, 1);
 }
 
 #define WIDE                                                                                                           \
@@ -353,12 +328,11 @@ TEST_IN_FOLDER(a_case_that_overflows_gives_no_golden)
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_case *c = case_from(table[i][0]);
+        OWNED_BY(free_case) assay_case *c = case_from(table[i][0]);
         assert_int_equal(try_golden(&ctx, c, folder->file, NULL), ASSAY_BAD_INPUT);
         assert_message(&ctx, table[i][1]);
         assert_message(&ctx, table[i][2]);
         assert_int_equal(folder_count(folder->path, false), 0);
-        assay_cases_free(c, 1);
     }
 }
 
@@ -374,7 +348,7 @@ TEST_IN_FOLDER(out_of_memory_leaves_nothing_behind)
     };
     for (size_t i = 0; i < sizeof tiny / sizeof *tiny; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_case *c = case_from(tiny[i]);
+        OWNED_BY(free_case) assay_case *c = case_from(tiny[i]);
         int64_t n = 0;
         /* after the golden and some members of its ensembles: the others allocate what these do */
         for (;; n += n < 400 ? 1 : 41) {
@@ -385,6 +359,5 @@ TEST_IN_FOLDER(out_of_memory_leaves_nothing_behind)
         }
         assert_true(n > 20);
         assert_int_equal(folder_count(folder->path, true), 1);
-        assay_cases_free(c, 1);
     }
 }

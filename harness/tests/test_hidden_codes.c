@@ -137,23 +137,20 @@ static void check_passes(const assay_report *report, const char *name, bool with
 
 static void check_kernels(const test_folder *folder, const char *name, int kernels, codes_form form)
 {
-    trial t = {0};
+    OWNED_BY(trial_close) trial t = {0};
     int others = 0;
     trial_write(&t, folder, quantising(name));
     for (int number = 0; number < kernels; number++) {
-        assay_tensor_set results = {0};
+        OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
         run(&t, number, NULL, &results);
-        assay_report report = judge(&t, &results, form, "");
+        OWNED_BY(assay_report_free) assay_report report = judge(&t, &results, form, "");
         check_passes(&report, name, true);
         others += strstr(report.codes, " 0 within errors") == NULL;
         assay_report_free(&report);
         report = judge(&t, &results, form, "all");
         check_passes(&report, name, false);
-        assay_report_free(&report);
-        assay_tensor_set_free(&results);
     }
     assert_true(others > 0); /* some codes are not the golden's */
-    trial_close(&t);
 }
 
 TEST_IN_FOLDER(correct_kernels_pass_with_their_codes_and_without)
@@ -173,18 +170,15 @@ TEST_IN_FOLDER(correct_kernels_pass_with_their_codes_and_without)
 /* What a kernel writes is enough: the numbers of an output follow from its codes and scales. */
 TEST_IN_FOLDER(an_output_is_what_its_codes_say)
 {
-    trial t = {0};
-    assay_tensor_set results = {0};
+    OWNED_BY(trial_close) trial t = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
     trial_write(&t, folder, quantising("program/norm-rope-quantise"));
     run(&t, 0, NULL, &results);
-    assay_report report = judge(&t, &results, BITS, "outputs/y");
+    OWNED_BY(assay_report_free) assay_report report = judge(&t, &results, BITS, "outputs/y");
     check_passes(&report, "codes alone", true);
     assay_report_free(&report);
     report = judge(&t, &results, BITS, "scale");
     assert_int_equal(report.verdict, ASSAY_FAIL);
-    assay_report_free(&report);
-    assay_tensor_set_free(&results);
-    trial_close(&t);
 }
 
 /* The codes and scales of the golden, to be changed. */
@@ -238,40 +232,33 @@ TEST_IN_FOLDER(wrong_codes_are_found)
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         const planted *p = &table[i];
-        trial t = {0};
-        assay_tensor_set staged = {0}, results = {0};
+        OWNED_BY(trial_close) trial t = {0};
+        OWNED_BY(assay_tensor_set_free) assay_tensor_set staged = {0}, results = {0};
         trial_write(&t, folder, quantising(p->name));
         stage(&t, &staged);
         if (p->times != 0) assay_tensor_set_find(&staged, p->path)->values[p->index] *= p->times;
         run(&t, 0, &staged, &results);
-        assay_report report = judge(&t, &results, NUMBERS, p->without);
+        OWNED_BY(assay_report_free) assay_report report = judge(&t, &results, NUMBERS, p->without);
         assert_int_equal(report.verdict, ASSAY_FAIL);
         if (strncmp(report.message, p->message, strlen(p->message)) != 0) fail_msg("%s: %s", p->name, report.message);
         assert_non_null(strstr(report.codes, " 1 wrong"));
-        assay_report_free(&report);
-        assay_tensor_set_free(&results);
-        assay_tensor_set_free(&staged);
-        trial_close(&t);
     }
 }
 
 /* A product that is 2 % off hides in what other codes may do to it, and not where the codes are given. */
 TEST_IN_FOLDER(codes_sharpen_what_follows)
 {
-    trial t = {0};
-    assay_tensor_set results = {0};
+    OWNED_BY(trial_close) trial t = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
     trial_write(&t, folder, case_named("moe/requantised-fp8", SETS));
     run(&t, 0, NULL, &results);
     assay_tensor *y = assay_tensor_set_find(&results, "outputs/y");
     for (int64_t i = 0; i < y->count; i++) y->values[i] *= i % 2 == 0 ? 1.02 : 0.98;
-    assay_report report = judge(&t, &results, NUMBERS, "all");
+    OWNED_BY(assay_report_free) assay_report report = judge(&t, &results, NUMBERS, "all");
     assert_int_equal(report.verdict, ASSAY_PASS);
     assay_report_free(&report);
     report = judge(&t, &results, NUMBERS, "");
     assert_int_equal(report.verdict, ASSAY_FAIL);
-    assay_report_free(&report);
-    assay_tensor_set_free(&results);
-    trial_close(&t);
 }
 
 /* Of all that a recipe quantises inside MLA and the kernel computed, and of nothing else. */
@@ -286,10 +273,10 @@ TEST(what_mla_quantises_has_a_spread)
                                            "kv_wa_proj_gradient"};
     enum { EXPECTED = sizeof expected / sizeof *expected };
     assay_context ctx = assay_context_default(1);
-    assay_plan plan;
-    assay_inputs inputs;
-    assay_tensor_set spread = {0};
-    assay_case *c = case_named("mla/recipe-fp8-full", "seed=5");
+    OWNED_BY(assay_plan_free) assay_plan plan;
+    OWNED_BY(assay_inputs_close) assay_inputs inputs;
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set spread = {0};
+    OWNED_BY(free_case) assay_case *c = case_named("mla/recipe-fp8-full", "seed=5");
     assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
     assert_ok(&ctx, assay_inputs_open(&ctx, &inputs, c, &plan.list, NULL));
     const assay_source in = assay_inputs_source(&inputs);
@@ -307,8 +294,4 @@ TEST(what_mla_quantises_has_a_spread)
         for (int64_t k = 0; k < spread.items[i].count; k++) sum += spread.items[i].values[k];
         assert_true(sum > 0);
     }
-    assay_tensor_set_free(&spread);
-    assay_inputs_close(&inputs);
-    assay_plan_free(&plan);
-    assay_cases_free(c, 1);
 }

@@ -115,7 +115,7 @@ static void assert_says(const assay_host *host, const char *expected)
 TEST(what_lies_behind_a_result_is_found)
 {
     static const int64_t counts[] = {1, 7, 1001, 3072, 9216};
-    hosted h;
+    OWNED_BY(host_free) hosted h;
     host_case(&h, one_result);
     assert_int_equal(h.host.result_count, 1);
     for (int t = 0; t < TYPES; t++) {
@@ -140,12 +140,11 @@ TEST(what_lies_behind_a_result_is_found)
             assert_int_equal(assay_host_call(&h.host, backend) == EXIT_FAILURE, seen);
         }
     }
-    host_free(&h);
 }
 
 TEST(what_lies_before_a_result_is_found)
 {
-    hosted h;
+    OWNED_BY(host_free) hosted h;
     host_case(&h, one_result);
     for (int t = 0; t < TYPES; t++) {
         does.type = types[t].type;
@@ -159,14 +158,13 @@ TEST(what_lies_before_a_result_is_found)
         assert_int_equal(assay_host_call(&h.host, backend), EXIT_FAILURE);
         assert_says(&h.host, "first at index -1001");
     }
-    host_free(&h);
 }
 
 /* The first call finds NaN there, which a sum does not change; the second one finds the guard. */
 TEST(what_is_added_behind_a_result_is_found_in_the_second_call)
 {
     for (int t = 0; t < TYPES; t++) {
-        hosted h;
+        OWNED_BY(host_free) hosted h;
         host_case(&h, one_result);
         does.type = types[t].type;
         does.size = types[t].size;
@@ -177,14 +175,13 @@ TEST(what_is_added_behind_a_result_is_found_in_the_second_call)
         if (first == ASSAY_BACKEND_EXIT_DONE) assert_int_equal(assay_host_call(&h.host, backend), EXIT_FAILURE);
         assert_says(&h.host, "behind the buffer of outputs/y");
         does.adds = false;
-        host_free(&h);
     }
 }
 
 /* -1 is a number that a kernel may leave there, and has every bit set. */
 TEST(what_lies_behind_integers_is_found)
 {
-    hosted h;
+    OWNED_BY(host_free) hosted h;
     host_case(&h, choice);
     assert_string_equal(h.host.specs[0].path, "routing/selected_experts");
     does.size = 4;
@@ -195,13 +192,12 @@ TEST(what_lies_behind_integers_is_found)
     assert_says(&h.host,
                 "behind the buffer of routing/selected_experts, which has 3072 elements of int32: first at index 3072");
     does.adds = false;
-    host_free(&h);
 }
 
 /* A backend that does not have the case has not said its types. */
 TEST(what_is_not_done_has_no_type)
 {
-    hosted h;
+    OWNED_BY(host_free) hosted h;
     host_case(&h, one_result);
     does.type = ASSAY_BACKEND_BFLOAT16;
     does.size = 2;
@@ -210,7 +206,6 @@ TEST(what_is_not_done_has_no_type)
     does.code = ASSAY_BACKEND_UNSUPPORTED;
     assert_int_equal(assay_host_call(&h.host, backend), ASSAY_BACKEND_EXIT_UNSUPPORTED);
     does.code = ASSAY_BACKEND_DONE;
-    host_free(&h);
 }
 
 static int leave_alone(const assay_backend_request *request)
@@ -222,7 +217,7 @@ static int leave_alone(const assay_backend_request *request)
 
 TEST(a_result_that_is_left_as_it_was_is_not_written)
 {
-    hosted h;
+    OWNED_BY(host_free) hosted h;
     host_case(&h, one_result);
     for (int t = 0; t < TYPES; t++) {
         for (does.count = 0; does.count < 2; does.count++) {
@@ -237,5 +232,4 @@ TEST(a_result_that_is_left_as_it_was_is_not_written)
             assert_int_equal(written, does.count > 0 || types[t].size == 1);
         }
     }
-    host_free(&h);
 }

@@ -18,9 +18,8 @@ static char *yaml_of(const char *set)
 {
     assay_context ctx = assay_context_default(1);
     char *yaml = NULL;
-    assay_case *c = case_named("moe/small", set);
+    OWNED_BY(free_case) assay_case *c = case_named("moe/small", set);
     assert_ok(&ctx, assay_case_yaml(&ctx, c, &yaml));
-    assay_cases_free(c, 1);
     return yaml;
 }
 
@@ -37,9 +36,9 @@ TEST(public_configurations_say_what_our_models_say)
         char set[TEST_PATH_SIZE];
         int lines = 0;
         snprintf(set, sizeof set, "model=%s", models[i]);
-        char *ours = yaml_of(set);
+        OWNED char *ours = yaml_of(set);
         snprintf(set, sizeof set, "model=" CONFIGS "%s.json", models[i]);
-        char *theirs = yaml_of(set);
+        OWNED char *theirs = yaml_of(set);
         const char *a = ours, *b = theirs;
         for (; *a != '\0' && *b != '\0'; lines++) {
             const int length = (int)strcspn(a, "\n"), other = (int)strcspn(b, "\n");
@@ -52,8 +51,6 @@ TEST(public_configurations_say_what_our_models_say)
             b += other + (b[other] != '\0');
         }
         assert_true(lines > 90 && *a == '\0' && *b == '\0');
-        free(ours);
-        free(theirs);
     }
 }
 
@@ -200,13 +197,13 @@ TEST_IN_FOLDER(scores_are_scaled_as_in_transformers)
         assay_context ctx = assay_context_default(1);
         assay_mla_config mla;
         assay_status status;
+        OWNED_BY(free_case)
         assay_case *c = changed(folder, &ctx, "deepseek3-671b", table[i].from, table[i].to, &status);
         assert_ok(&ctx, status);
         assert_ok(&ctx, assay_mla_config_of(&ctx, c, &mla));
         const double m = 0.1 * table[i].mscale_all_dim * log(table[i].factor) + 1;
         const double wanted = m * m / sqrt(192), found = assay_mla_softmax_scale(&mla);
         if (!(fabs(found - wanted) < 1e-15)) fail_msg("%s: expected %.17g, found %.17g", table[i].to, wanted, found);
-        assay_cases_free(c, 1);
     }
 }
 
@@ -224,10 +221,9 @@ TEST(the_latents_may_have_an_epsilon_of_their_own)
         assay_context ctx = assay_context_default(1);
         assay_stack_config stack;
         snprintf(set, sizeof set, "model=" CONFIGS "deepseek3-671b.json;%s", table[i].set);
-        assay_case *c = case_named("deepseek_layer/moe", set);
+        OWNED_BY(free_case) assay_case *c = case_named("deepseek_layer/moe", set);
         assert_ok(&ctx, assay_stack_config_of(&ctx, c, &stack));
         assert_true(stack.mla.epsilon == table[i].latent && stack.epsilon == table[i].layer);
-        assay_cases_free(c, 1);
     }
 }
 
@@ -248,8 +244,9 @@ TEST_IN_FOLDER(qwen3_divides_where_it_says_so)
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
         assay_routing_config config;
-        assay_routing routing = {0};
+        OWNED_BY(assay_routing_free) assay_routing routing = {0};
         assay_status status;
+        OWNED_BY(free_case)
         assay_case *c = changed(folder, &ctx, "qwen3-30b-a3b", "\"norm_topk_prob\": true", table[i].to, &status);
         assert_ok(&ctx, status);
         c->batch = c->sequence = 1;
@@ -262,19 +259,16 @@ TEST_IN_FOLDER(qwen3_divides_where_it_says_so)
             assert_int_equal(routing.selected_experts[k], k);
             assert_true(fabs(routing.weights[k] - wanted) < 1e-15);
         }
-        assay_routing_free(&routing);
-        assay_cases_free(c, 1);
     }
 }
 
 /* Yarn without mscale scales cosine and sine, and no scores. */
 TEST(yarn_without_mscale)
 {
-    assay_case *c = case_named("moe/small", "model=" CONFIGS "gpt-oss-20b.json");
+    OWNED_BY(free_case) assay_case *c = case_named("moe/small", "model=" CONFIGS "gpt-oss-20b.json");
     assert_true(c->config.rope_attention_scaling);
     assay_cases_free(c, 1);
     c = case_named("moe/small", "model=" CONFIGS "deepseek2-16b.json");
     assert_false(c->config.rope_attention_scaling);
     assert_true(c->config.mscale == 0.707 && c->config.n_routing_groups == -1 && c->config.q_lora_rank == 0);
-    assay_cases_free(c, 1);
 }

@@ -36,14 +36,13 @@ static double far_off(double value)
 static void change_values(const assay_backend_tensor *result, double (*change)(double))
 {
     const int64_t count = count_of(result);
-    double *values = malloc((size_t)count * sizeof *values);
+    OWNED double *values = malloc((size_t)count * sizeof *values);
     assay_dtype type;
     assert_non_null(values);
     assert_true(assay_dtype_of_backend(result->type, &type));
     assay_dtype_decode(type, count, result->data, values);
     for (int64_t i = 0; i < count; i++) values[i] = change(values[i]);
     assay_dtype_encode(type, count, values, (void *)(uintptr_t)result->data);
-    free(values);
 }
 
 static void scale_first(kernel *k)
@@ -193,9 +192,9 @@ static char *text_of_files(const char *golden_path, const char *candidate_path, 
                            assay_verdict *verdict)
 {
     assay_context ctx = assay_context_default(1);
-    assay_golden golden = {0};
-    assay_fixture_reader *candidate = NULL;
-    assay_report report = {0};
+    OWNED_BY(assay_golden_close) assay_golden golden = {0};
+    OWNED_BY(close_reader) assay_fixture_reader *candidate = NULL;
+    OWNED_BY(assay_report_free) assay_report report = {0};
     char *text = NULL;
     const assay_judging how = {.profile = assay_profile_by_name(profile), .false_alarm = 1e-6, .quiet = true};
     const assay_report_style style = {.verbosity = 1};
@@ -204,9 +203,6 @@ static char *text_of_files(const char *golden_path, const char *candidate_path, 
     assert_ok(&ctx, assay_judge(&ctx, &golden, candidate, &how, &report, NULL));
     assert_ok(&ctx, assay_report_text(&ctx, &report, &style, &text));
     *verdict = report.verdict;
-    assay_report_free(&report);
-    assay_fixture_close(candidate);
-    assay_golden_close(&golden);
     return text;
 }
 

@@ -50,11 +50,11 @@ TEST_IN_FOLDER(test_damaged_golden_is_evaluated_again)
     size_t size, other_size;
     assert_string_equal(verdict_with("rms_norm/one-row", &options), "PASS");
     find_golden(folder->path, other_path, &about);
-    unsigned char *other = bytes_of(other_path, &other_size);
+    OWNED unsigned char *other = bytes_of(other_path, &other_size);
     remove(other_path);
     assert_string_equal(verdict_with("moe/small", &options), "PASS");
     find_golden(folder->path, path, &about);
-    unsigned char *whole = bytes_of(path, &size);
+    OWNED unsigned char *whole = bytes_of(path, &size);
     for (int form = 0; form < 4; form++) {
         FILE *file = fopen(path, "wb");
         assert_non_null(file);
@@ -69,13 +69,10 @@ TEST_IN_FOLDER(test_damaged_golden_is_evaluated_again)
         whole[size / 2] ^= (unsigned char)(form == 0);
         assert_string_equal(verdict_with("moe/small", &options), "PASS");
         size_t repaired_size;
-        unsigned char *repaired = bytes_of(path, &repaired_size);
+        OWNED unsigned char *repaired = bytes_of(path, &repaired_size);
         assert_int_equal(repaired_size, size);
         assert_memory_equal(repaired, whole, size);
-        free(repaired);
     }
-    free(whole);
-    free(other);
 }
 
 TEST_IN_FOLDER(test_cache_is_bounded)

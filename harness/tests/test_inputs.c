@@ -16,12 +16,10 @@ static void write_inputs(assay_context *ctx, const char *file, const char *path,
 
 static bool same_digest(assay_context *ctx, const char *a, const char *b, const char *path)
 {
-    assay_fixture_reader *first = NULL, *second = NULL;
+    OWNED_BY(close_reader) assay_fixture_reader *first = NULL, *second = NULL;
     assert_ok(ctx, assay_fixture_open(ctx, a, &first));
     assert_ok(ctx, assay_fixture_open(ctx, b, &second));
     bool same = strcmp(assay_fixture_dataset_digest(first, path), assay_fixture_dataset_digest(second, path)) == 0;
-    assay_fixture_close(first);
-    assay_fixture_close(second);
     return same;
 }
 
@@ -43,7 +41,7 @@ static void check_case(const test_folder *folder, assay_context *ctx, const assa
 TEST_IN_FOLDER(all_are_taken)
 {
     assay_context ctx = assay_context_default(1);
-    assay_case *c = case_named("moe/small", NULL);
+    OWNED_BY(free_case) assay_case *c = case_named("moe/small", NULL);
     assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
     assert_ok(&ctx, assay_case_set(&ctx, c, "seed=99"));
     assert_ok(&ctx, try_golden(&ctx, c, folder->other, NULL));
@@ -58,7 +56,6 @@ TEST_IN_FOLDER(all_are_taken)
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
         assert_true(same_digest(&ctx, folder->file, folder->other, paths[i]));
     }
-    assay_cases_free(c, 1);
 }
 
 /* One tensor is taken, in another float type too; the rest is generated. */
@@ -70,9 +67,9 @@ TEST_IN_FOLDER(some_are_taken)
     snprintf(inputs, sizeof inputs, "%s/inputs.h5", folder->path);
     for (int i = 0; i < 3; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_fixture_reader *reader = NULL;
+        OWNED_BY(close_reader) assay_fixture_reader *reader = NULL;
         double found[4];
-        assay_case *c = case_from("case: a\nop: rms_norm\nconfig: {base_emb_dim: 4}\n");
+        OWNED_BY(free_case) assay_case *c = case_from("case: a\nop: rms_norm\nconfig: {base_emb_dim: 4}\n");
         write_inputs(&ctx, inputs, "weights/scale", types[i], 1, DIMS(4), scale);
         assert_ok(&ctx, try_golden(&ctx, c, folder->file, inputs));
         assert_ok(&ctx, try_golden(&ctx, c, folder->other, NULL));
@@ -82,8 +79,6 @@ TEST_IN_FOLDER(some_are_taken)
         assert_ok(&ctx, assay_fixture_read(&ctx, reader, "weights/scale", 0, 4, found));
         assert_int_equal(assay_fixture_find(reader, "weights/scale")->type, ASSAY_BFLOAT16);
         assert_same_bits(found, scale, 4);
-        assay_fixture_close(reader);
-        assay_cases_free(c, 1);
     }
 }
 
@@ -109,11 +104,10 @@ TEST_IN_FOLDER(bad_files_are_refused)
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_case *c = case_from("case: a\nop: rms_norm\nconfig: {base_emb_dim: 4}\n");
+        OWNED_BY(free_case) assay_case *c = case_from("case: a\nop: rms_norm\nconfig: {base_emb_dim: 4}\n");
         const double values[5] = {table[i].value, 1, 1, 1, 1};
         write_inputs(&ctx, folder->other, table[i].path, table[i].type, table[i].rank, table[i].dims, values);
         check_case(folder, &ctx, c, folder->other, table[i].message);
-        assay_cases_free(c, 1);
     }
 }
 
@@ -126,13 +120,12 @@ TEST_IN_FOLDER(nan_only_in_unused_rows)
     } table[] = {{0, "inputs/lhs[0,1] is nan"}, {2, "inputs/lhs[2,1] is nan"}, {3, NULL}, {4, NULL}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_case *c = case_from(gmm_yaml);
+        OWNED_BY(free_case) assay_case *c = case_from(gmm_yaml);
         double values[15];
         for (int k = 0; k < 15; k++) values[k] = k;
         values[3 * table[i].row + 1] = NAN;
         write_inputs(&ctx, folder->other, "inputs/lhs", ASSAY_FLOAT32, 2, DIMS(5, 3), values);
         check_case(folder, &ctx, c, folder->other, table[i].message);
-        assay_cases_free(c, 1);
     }
 }
 
@@ -152,10 +145,9 @@ TEST_IN_FOLDER(tail_nan_rows_must_be_unused)
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_case *c = case_from(gmm_yaml);
+        OWNED_BY(free_case) assay_case *c = case_from(gmm_yaml);
         assert_ok(&ctx, assay_case_set(&ctx, c, table[i].set));
         check_case(folder, &ctx, c, NULL, table[i].message);
-        assay_cases_free(c, 1);
     }
 }
 
@@ -165,10 +157,9 @@ TEST_IN_FOLDER(bad_indices_are_refused)
     static const double sizes[][2] = {{-1, 2}, {4, 2}, {5, 1}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_case *c = case_from(gmm_yaml);
+        OWNED_BY(free_case) assay_case *c = case_from(gmm_yaml);
         write_inputs(&ctx, folder->other, "inputs/group_sizes", ASSAY_INT32, 1, DIMS(2), sizes[i]);
         check_case(folder, &ctx, c, folder->other, "group_sizes");
-        assay_cases_free(c, 1);
     }
 }
 
@@ -189,6 +180,7 @@ TEST_IN_FOLDER(tokens_out_of_range_are_refused)
     char set[64];
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
+        OWNED_BY(free_case)
         assay_case *c =
             case_named("mla/one-head", "inputs.segment_ids={values: [1, 1, 1, 1, 1]};max_position_embeddings=10");
         const double values[10] = {1, 1, table[i].value, 1, 1, 1, 1, 1, 1, 1};
@@ -200,7 +192,6 @@ TEST_IN_FOLDER(tokens_out_of_range_are_refused)
             assert_ok(&ctx, assay_case_set(&ctx, c, set));
             check_case(folder, &ctx, c, NULL, strchr(table[i].message, ' ') + 1);
         }
-        assay_cases_free(c, 1);
     }
 }
 
@@ -221,10 +212,9 @@ TEST_IN_FOLDER(nan_only_in_padding)
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_case *c = case_named("attention/padding-nan", table[i].first);
+        OWNED_BY(free_case) assay_case *c = case_named("attention/padding-nan", table[i].first);
         assert_ok(&ctx, assay_case_set(&ctx, c, table[i].second));
         check_case(folder, &ctx, c, NULL, table[i].message);
-        assay_cases_free(c, 1);
     }
 }
 
@@ -234,13 +224,13 @@ TEST_IN_FOLDER(padding_reaches_nothing)
     static const char *const same[] = {"outputs/attention_out", "outputs/lse", "gradients/inputs/query",
                                        "gradients/inputs/key", "gradients/inputs/value"};
     assay_context ctx = assay_context_default(1);
-    assay_case *with = case_named("attention/padding-nan", NULL), *without = case_named(with->name, NULL);
+    OWNED_BY(free_case)
+    assay_case *with = case_named("attention/padding-nan", NULL),
+               *without = case_named(with->name, NULL);
     for (int i = 0; i < without->input_count; i++) without->inputs[i].tail_nan_rows = 0;
     assert_ok(&ctx, try_golden(&ctx, with, folder->file, NULL));
     assert_ok(&ctx, try_golden(&ctx, without, folder->other, NULL));
     assert_false(same_digest(&ctx, folder->file, folder->other, "inputs/key"));
     for (size_t i = 0; i < sizeof same / sizeof *same; i++)
         assert_true(same_digest(&ctx, folder->file, folder->other, same[i]));
-    assay_cases_free(with, 1);
-    assay_cases_free(without, 1);
 }

@@ -68,8 +68,8 @@ static bool nothing_follows(const char *operation, const char *key)
 static bool run_case(const assay_case *c, assay_tensor_set *tensors)
 {
     assay_context ctx = assay_context_default(1);
-    assay_plan plan = {0};
-    assay_inputs inputs = {0};
+    OWNED_BY(assay_plan_free) assay_plan plan = {0};
+    OWNED_BY(assay_inputs_close) assay_inputs inputs = {0};
     int64_t elements = 0;
     bool ran = assay_plan_make_with(&ctx, &plan, c, NULL, NULL) == ASSAY_OK;
     for (int i = 0; ran && i < plan.list.count; i++) {
@@ -85,8 +85,6 @@ static bool run_case(const assay_case *c, assay_tensor_set *tensors)
         ran = assay_plan_tensors(&ctx, tensors, &plan, &source) == ASSAY_OK &&
               assay_operation_run(&ctx, plan.operation, plan.c, &source, &sink) == ASSAY_OK;
     }
-    assay_inputs_close(&inputs);
-    assay_plan_free(&plan);
     return ran;
 }
 
@@ -108,7 +106,7 @@ static bool same_tensors(const assay_tensor_set *a, const assay_tensor_set *b)
 static bool run_with(const assay_case *from, const char *settings, bool first, assay_tensor_set *tensors)
 {
     assay_context ctx = assay_context_default(1);
-    assay_case *c = calloc(1, sizeof *c);
+    OWNED_BY(free_case) assay_case *c = calloc(1, sizeof *c);
     char text[ASSAY_KEY_VALUE_SIZE + 2 * VALUE_SIZE], *rest = text;
     bool set = true;
     assert_ok(&ctx, assay_case_copy(&ctx, from, c));
@@ -116,13 +114,12 @@ static bool run_with(const assay_case *from, const char *settings, bool first, a
     if (!first) strsep(&rest, ";");
     for (char *one; set && (one = strsep(&rest, ";")) != NULL;) set = assay_case_set(&ctx, c, one) == ASSAY_OK;
     const bool ran = set && run_case(c, tensors);
-    assay_cases_free(c, 1);
     return ran;
 }
 
 static outcome try_value(const assay_case *from, const assay_model_key *key, const char value[VALUE_SIZE])
 {
-    assay_tensor_set before = {0}, after = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set before = {0}, after = {0};
     char settings[ASSAY_KEY_VALUE_SIZE + VALUE_SIZE];
     outcome found = UNTRIED;
     snprintf(settings, sizeof settings, "%s=%.*s", key->name, VALUE_SIZE, value);
@@ -131,8 +128,6 @@ static outcome try_value(const assay_case *from, const assay_model_key *key, con
                 : same_tensors(&before, &after)         ? CHANGES_NOTHING
                                                         : CHANGES;
     }
-    assay_tensor_set_free(&before);
-    assay_tensor_set_free(&after);
     return found;
 }
 
@@ -212,18 +207,14 @@ TEST(keys_that_show_leaves_out_change_nothing)
     assay_context ctx = assay_context_default(1);
     assay_case *cases = all_cases(&count);
     for (int i = 0; i < count; i++) {
-        assay_tensor_set whole = {0}, brief = {0};
-        char *text = NULL;
+        OWNED_BY(assay_tensor_set_free) assay_tensor_set whole = {0}, brief = {0};
+        OWNED char *text = NULL;
         if (run_case(&cases[i], &whole)) {
             assert_ok(&ctx, assay_case_brief_yaml(&ctx, &cases[i], &text));
-            assay_case *c = case_from(text);
+            OWNED_BY(free_case) assay_case *c = case_from(text);
             if (!run_case(c, &brief) || !same_tensors(&whole, &brief))
                 fail_msg("%s is another case:\n%s", cases[i].name, text);
-            assay_cases_free(c, 1);
         }
-        assay_tensor_set_free(&whole);
-        assay_tensor_set_free(&brief);
-        free(text);
     }
     assay_cases_free(cases, count);
 }

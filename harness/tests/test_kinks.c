@@ -27,7 +27,7 @@ static bool is_result(const assay_tensor_spec *spec)
 /* Gradients of the kernel whose slope on every kink is this far from the least to the largest. */
 static void give(trial *t, const assay_profile *profile, double by)
 {
-    assay_tensor_set low = {0}, high = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set low = {0}, high = {0};
     const assay_step_change least = {.how = ASSAY_STEP_KINKS, .by = 0}, most = {.how = ASSAY_STEP_KINKS, .by = 1};
     assay_context ctx = t->ctx;
     ctx.change = &least;
@@ -42,8 +42,6 @@ static void give(trial *t, const assay_profile *profile, double by)
     }
     trial_round(&low, profile->storage);
     trial_write_candidate(t, &low, profile, is_result);
-    assay_tensor_set_free(&low);
-    assay_tensor_set_free(&high);
 }
 
 static const struct {
@@ -55,7 +53,7 @@ TEST_IN_FOLDER(every_slope_of_a_kink_passes_and_no_other)
 {
     static const char *const profiles[] = {"f64", "f32", "bf16"};
     for (size_t i = 0; i < sizeof PROGRAMS / sizeof *PROGRAMS; i++) {
-        trial t;
+        OWNED_BY(trial_close) trial t;
         bool said = false;
         trial_write(&t, folder, case_from(PROGRAMS[i]));
         for (size_t k = 0; k < sizeof KERNELS / sizeof *KERNELS; k++) {
@@ -63,15 +61,13 @@ TEST_IN_FOLDER(every_slope_of_a_kink_passes_and_no_other)
                 const assay_profile *profile = assay_profile_by_name(profiles[p]);
                 const assay_judging how = trial_judging(profile);
                 give(&t, profile, KERNELS[k].by);
-                assay_report report = trial_judge(&t, &how);
+                OWNED_BY(assay_report_free) assay_report report = trial_judge(&t, &how);
                 if ((report.verdict == ASSAY_PASS) != KERNELS[k].passes)
                     fail_msg("program %d, %g of the way, %s: %s", (int)i, KERNELS[k].by, profiles[p], report.message);
                 said |= strstr(report.kinks, "gradients/inputs/x[") != NULL;
-                assay_report_free(&report);
             }
         }
         assert_true(said);
-        trial_close(&t);
     }
 }
 

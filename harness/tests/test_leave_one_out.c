@@ -66,8 +66,8 @@ static void add(double *squares, const float *errors)
 static void evaluate(trial *t, int out)
 {
     assay_context ctx = assay_context_default(2);
-    assay_error_model model = {0};
-    assay_leave_one_out held = {0};
+    OWNED_BY(assay_error_model_free) assay_error_model model = {0};
+    OWNED_BY(assay_leave_one_out_free) assay_leave_one_out held = {0};
     for (int64_t i = 0; i < COUNT; i++) t->whole[i] = t->others[i] = 0;
     for (int m = 0; m < MEMBERS; m++) {
         add(t->whole, t->errors[m]);
@@ -82,8 +82,6 @@ static void evaluate(trial *t, int out)
     assay_leave_one_out_variances(&held, out, 5, COUNT - 5, t->squares + 5, t->held + 5);
     for (int64_t i = 0; i < COUNT; i++) t->held[i] = sqrt(t->held[i]);
     assert_ok(&ctx, assay_ensemble_smooth(&ctx, &shape, MEMBERS - 1, t->others));
-    assay_leave_one_out_free(&held);
-    assay_error_model_free(&model);
 }
 
 TEST(test_like_an_ensemble_of_the_others)
@@ -138,13 +136,11 @@ TEST(test_nothing)
 {
     assay_context ctx = assay_context_default(1);
     const assay_shape none = {2, {0, 3}};
-    assay_error_model model = {0};
-    assay_leave_one_out held = {0};
+    OWNED_BY(assay_error_model_free) assay_error_model model = {0};
+    OWNED_BY(assay_leave_one_out_free) assay_leave_one_out held = {0};
     assert_ok(&ctx, assay_error_model_fit(&ctx, &none, MEMBERS, NULL, &model));
     assert_ok(&ctx, assay_leave_one_out_start(&ctx, &model, 0, NULL, &held));
     assay_leave_one_out_squares(&held, 0, 0, NULL);
     assay_leave_one_out_variances(&held, 0, 0, 0, NULL, NULL);
     assert_null(held.memory);
-    assay_leave_one_out_free(&held);
-    assay_error_model_free(&model);
 }

@@ -11,10 +11,10 @@
 static void check_compared(const assay_golden *golden, const char *path)
 {
     assay_context ctx = assay_context_default(1);
-    assay_report report = {0};
-    assay_fixture_reader *candidate = NULL;
+    OWNED_BY(assay_report_free) assay_report report = {0};
+    OWNED_BY(close_reader) assay_fixture_reader *candidate = NULL;
     const assay_tensor_spec *spec = assay_fixture_find(golden->reader, path);
-    double *numbers = calloc((size_t)assay_shape_count(&spec->shape), sizeof *numbers);
+    OWNED double *numbers = calloc((size_t)assay_shape_count(&spec->shape), sizeof *numbers);
     assert_non_null(numbers);
     numbers[0] = NAN;
     const assay_memory_tensor tensor = {.spec = *spec, .numbers = numbers};
@@ -29,9 +29,6 @@ static void check_compared(const assay_golden *golden, const char *path)
         assert_non_null(strstr(report.tensors[i].message, "the golden has no profile f16: "));
     }
     assert_true(found);
-    assay_fixture_close(candidate);
-    assay_report_free(&report);
-    free(numbers);
 }
 
 /* A profile that is merely listed is left out; one that was asked for, or is the only one, is refused. */
@@ -51,7 +48,7 @@ TEST_IN_FOLDER(a_profile_that_a_case_cannot_have)
         assay_context ctx = assay_context_default(1);
         assay_plan plan = {0};
         assay_golden golden = {0};
-        assay_case *c = case_named(table[i].name, "profiles=[f16, bf16]");
+        OWNED_BY(free_case) assay_case *c = case_named(table[i].name, "profiles=[f16, bf16]");
         assert_ok(&ctx, assay_case_set(&ctx, c, table[i].input));
         assert_ok(&ctx, assay_plan_make_with(&ctx, &plan, c, NULL, assay_profile_by_name("f16")));
         assert_int_equal(assay_golden_write(&ctx, &plan, folder->file, NULL, true), ASSAY_BAD_INPUT);
@@ -74,7 +71,6 @@ TEST_IN_FOLDER(a_profile_that_a_case_cannot_have)
         assert_int_equal(try_golden(&ctx, c, folder->file, NULL), ASSAY_BAD_INPUT);
         assert_message(&ctx, table[i].why);
         assert_int_equal(remove(folder->file), 0);
-        assay_cases_free(c, 1);
     }
 }
 
@@ -82,7 +78,7 @@ TEST_IN_FOLDER(a_profile_that_a_case_cannot_have)
 TEST_IN_FOLDER(an_exact_case_whose_results_no_rounding_changes)
 {
     assay_context ctx = assay_context_default(1);
-    assay_case *c = case_named("moe/exact", "profiles=[bf16, f16]");
+    OWNED_BY(free_case) assay_case *c = case_named("moe/exact", "profiles=[bf16, f16]");
     assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
     assay_golden golden = {0};
     assert_ok(&ctx, assay_golden_open(&ctx, folder->file, &golden));
@@ -92,18 +88,17 @@ TEST_IN_FOLDER(an_exact_case_whose_results_no_rounding_changes)
     assert_ok(&ctx, assay_case_set(&ctx, c, "inputs.x={distribution: normal, scale: 1}"));
     assert_int_equal(try_golden(&ctx, c, folder->file, NULL), ASSAY_BAD_INPUT);
     assert_message(&ctx, "inputs/x has numbers that this profile rounds, which changes results");
-    assay_cases_free(c, 1);
 }
 
 /* A golden of 1e60 in float64, whose error scale float32 has not. */
 TEST_IN_FOLDER(error_scales_beyond_float32_are_refused_by_profile)
 {
     assay_context ctx = assay_context_default(1);
+    OWNED_BY(free_case)
     assay_case *c = case_named("routing/z-loss", "profiles=f32;inputs.x={distribution: normal, scale: 1e30}");
     assert_int_equal(try_golden(&ctx, c, folder->file, NULL), ASSAY_BAD_INPUT);
     assert_message(&ctx, "profile f32: results overflow: the error scale of outputs/z_loss is inf");
     assert_int_equal(folder_count(folder->path, false), 0);
-    assay_cases_free(c, 1);
 }
 
 #define EXPONENTIALS                                                                                                   \
@@ -132,12 +127,12 @@ TEST_IN_FOLDER(large_and_small_numbers_at_float64)
         assay_context ctx = assay_context_default(1);
         char set[256];
         snprintf(set, sizeof set, "profiles=f64;dtype=float64;%s", table[i].set);
+        OWNED_BY(free_case)
         assay_case *c = table[i].name != NULL ? case_named(table[i].name, set) : case_from(EXPONENTIALS);
         const assay_status status = try_golden(&ctx, c, folder->file, NULL);
         if (status != (table[i].why == NULL ? ASSAY_OK : ASSAY_BAD_INPUT)) fail_msg("row %zu: %s", i, ctx.message);
         if (table[i].why != NULL) assert_message(&ctx, table[i].why);
         if (status == ASSAY_OK) assert_int_equal(remove(folder->file), 0);
-        assay_cases_free(c, 1);
     }
 }
 
@@ -145,8 +140,7 @@ TEST_IN_FOLDER(large_and_small_numbers_at_float64)
 TEST_IN_FOLDER(scales_of_weights_laid_out_on_shards)
 {
     assay_context ctx = assay_context_default(1);
-    assay_case *c = case_named("moe/fused-shards2", "gradients=all;profiles=f64");
+    OWNED_BY(free_case) assay_case *c = case_named("moe/fused-shards2", "gradients=all;profiles=f64");
     assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
     assert_int_equal(remove(folder->file), 0);
-    assay_cases_free(c, 1);
 }

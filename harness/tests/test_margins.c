@@ -22,12 +22,11 @@ static test_tensors decide(assay_context *ctx, const assay_plan *plan)
     static const char *const wanted[] = {"routing/*margin", "routing/*selected_experts", "outputs/selected_experts",
                                          "outputs/indices", NULL};
     test_tensors decided = {.wanted = wanted};
-    assay_inputs inputs = {0};
+    OWNED_BY(assay_inputs_close) assay_inputs inputs = {0};
     const assay_sink out = test_tensors_sink(&decided);
     assert_ok(ctx, assay_inputs_open(ctx, &inputs, plan->c, &plan->list, NULL));
     const assay_source in = assay_inputs_source(&inputs);
     assert_ok(ctx, assay_operation_run(ctx, plan->operation, plan->c, &in, &out));
-    assay_inputs_close(&inputs);
     return decided;
 }
 
@@ -55,13 +54,12 @@ static bool add_member(const assay_tensor_set *golden, const assay_tensor_set *m
 static bool *used_tokens(assay_context *ctx, const assay_plan *plan)
 {
     bool *used = NULL;
-    assay_inputs inputs = {0};
+    OWNED_BY(assay_inputs_close) assay_inputs inputs = {0};
     const assay_tensor_entry *x = assay_tensor_list_find(&plan->list, "inputs/x");
     if (x == NULL || x->unused_row_axes == 0) return NULL;
     assert_ok(ctx, assay_inputs_open(ctx, &inputs, plan->c, &plan->list, NULL));
     const assay_source in = assay_inputs_source(&inputs);
     assert_ok(ctx, plan->operation->used_rows(ctx, plan->c, x, &in, &used));
-    assay_inputs_close(&inputs);
     return used;
 }
 
@@ -69,7 +67,7 @@ static bool *used_tokens(assay_context *ctx, const assay_plan *plan)
 static double least_margin(const assay_case *c, const assay_profile *profile)
 {
     assay_context ctx = assay_context_default(1);
-    assay_plan plan = {0};
+    OWNED_BY(assay_plan_free) assay_plan plan = {0};
     assay_tensor_set squares = {0};
     double least = INFINITY;
     assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
@@ -102,7 +100,6 @@ static double least_margin(const assay_case *c, const assay_profile *profile)
     free(used);
     assay_tensor_set_free(&squares);
     assay_tensor_set_free(&golden.set);
-    assay_plan_free(&plan);
     return least;
 }
 
@@ -151,17 +148,15 @@ TEST(ties_are_seen)
         {"moe/bias-offset-30", "bf16_router", 4},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        assay_case *c = case_named(table[i].name, NULL);
+        OWNED_BY(free_case) assay_case *c = case_named(table[i].name, NULL);
         const double least = least_margin(c, assay_profile_by_name(table[i].profile));
         if (!(least < table[i].below)) fail_msg("%s: %g", c->name, least);
-        assay_cases_free(c, 1);
     }
     int near = 0;
     for (uint64_t seed = 1; seed <= 12; seed++) {
-        assay_case *c = case_named("deepseek_stack/tiny-4-layers", NULL);
+        OWNED_BY(free_case) assay_case *c = case_named("deepseek_stack/tiny-4-layers", NULL);
         c->seed = seed;
         near += least_margin(c, assay_profile_by_name("bf16")) < 1;
-        assay_cases_free(c, 1);
     }
     assert_true(near > 0);
 }

@@ -216,15 +216,13 @@ TEST(what_would_not_be_honoured_is_refused)
     for (size_t i = 0; i < sizeof ROWS / sizeof *ROWS; i++) {
         assay_context ctx = assay_context_default(1);
         char yaml[1024];
-        assay_plan plan = {0};
+        OWNED_BY(assay_plan_free) assay_plan plan = {0};
         snprintf(yaml, sizeof yaml, "{case: t, op: %s, sequence: 8, profiles: none, model: {%s}}", ROWS[i].op,
                  ROWS[i].model);
-        assay_case *c = case_from(yaml);
+        OWNED_BY(free_case) assay_case *c = case_from(yaml);
         const bool accepted = assay_plan_make(&ctx, &plan, c) == ASSAY_OK;
         const bool right = ROWS[i].words == NULL ? accepted : !accepted && strstr(ctx.message, ROWS[i].words) != NULL;
         if (!right) fail_msg("%s: %s", yaml, accepted ? "accepted" : ctx.message);
-        assay_plan_free(&plan);
-        assay_cases_free(c, 1);
     }
 }
 
@@ -232,14 +230,13 @@ TEST(what_would_not_be_honoured_is_refused)
 TEST(a_key_can_be_set_to_what_changes_nothing)
 {
     assay_context ctx = assay_context_default(1);
-    assay_plan plan = {0};
+    OWNED_BY(assay_plan_free) assay_plan plan = {0};
+    OWNED_BY(free_case)
     assay_case *c = case_from("{case: t, op: mla, profiles: none, model: {base_emb_dim: 8, base_num_query_heads: 2, "
                               "use_indexer: true}}");
     assert_int_equal(assay_plan_make(&ctx, &plan, c), ASSAY_BAD_INPUT);
     assert_ok(&ctx, assay_case_set(&ctx, c, "use_indexer=false"));
     assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
-    assay_plan_free(&plan);
-    assay_cases_free(c, 1);
 }
 
 static void has_line(const char *yaml, const char *line)
@@ -264,12 +261,10 @@ TEST(what_is_left_open_is_said)
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_case *c = case_named(rows[i].name, rows[i].set);
-        char *yaml = NULL;
+        OWNED_BY(free_case) assay_case *c = case_named(rows[i].name, rows[i].set);
+        OWNED char *yaml = NULL;
         assert_ok(&ctx, assay_case_yaml(&ctx, c, &yaml));
         for (int j = 0; j < 2; j++) has_line(yaml, rows[i].lines[j]);
-        free(yaml);
-        assay_cases_free(c, 1);
     }
 }
 
@@ -291,12 +286,10 @@ TEST(what_is_shown_is_a_case)
         assert_ok(&ctx, assay_case_yaml(&ctx, &cases[i], &texts[0]));
         assert_ok(&ctx, assay_case_brief_yaml(&ctx, &cases[i], &texts[1]));
         for (int brief = 0; brief < 2; brief++) {
-            assay_case *c = case_from(texts[brief]);
-            assay_tensor_list list = tensors_of(c);
+            OWNED_BY(free_case) assay_case *c = case_from(texts[brief]);
+            OWNED_BY(assay_tensor_list_free) assay_tensor_list list = tensors_of(c);
             assert_ok(&ctx, (brief ? assay_case_brief_yaml : assay_case_yaml)(&ctx, c, &again));
             assert_string_equal(texts[brief], again);
-            assay_tensor_list_free(&list);
-            assay_cases_free(c, 1);
             free(again);
         }
         if (cases[i].program == NULL && lines_of(texts[1]) > 70) fail_msg("not brief:\n%s", texts[1]);
@@ -331,8 +324,8 @@ TEST(stored_cases_are_as_they_were)
 TEST(what_is_shown_is_brief)
 {
     assay_context ctx = assay_context_default(1);
-    assay_case *c = case_named("gqa_decode/small", "pagedattn_page_stride=0");
-    char *yaml = NULL;
+    OWNED_BY(free_case) assay_case *c = case_named("gqa_decode/small", "pagedattn_page_stride=0");
+    OWNED char *yaml = NULL;
     assert_ok(&ctx, assay_case_brief_yaml(&ctx, c, &yaml));
     has_line(yaml, "  pagedattn_page_stride: 0\n");
     has_line(yaml, "  head_dim: 8\n");
@@ -344,18 +337,15 @@ TEST(what_is_shown_is_brief)
     c->config.rope_interleave = !c->config.rope_interleave; /* of a golden, whose keys do not count as given */
     assay_model_forget_given(&c->config);
     assert_ok(&ctx, assay_case_brief_yaml(&ctx, c, &yaml));
-    assay_case *again = case_from(yaml);
+    OWNED_BY(free_case) assay_case *again = case_from(yaml);
     assert_int_equal(again->config.rope_interleave, c->config.rope_interleave);
-    free(yaml);
-    assay_cases_free(again, 1);
-    assay_cases_free(c, 1);
 }
 
 /* What the user said was held against the form that it was said of. */
 TEST(other_forms_are_not_refused)
 {
     assay_context ctx = assay_context_default(1);
-    assay_case *c = case_named("moe/qwen3-without-norm", NULL);
+    OWNED_BY(free_case) assay_case *c = case_named("moe/qwen3-without-norm", NULL);
     int forms = 0;
     for (const assay_equivalence *e = assay_equivalences; e->name != NULL; e++) {
         assay_other_form other;
@@ -366,5 +356,4 @@ TEST(other_forms_are_not_refused)
         forms++;
     }
     assert_true(forms > 5);
-    assay_cases_free(c, 1);
 }

@@ -144,14 +144,13 @@ static bool may_apply(assay_context *ctx, const assay_mutant *mutant, const assa
                       const assay_tensor_set *drawn)
 {
     assay_case c = *plan->c;
-    assay_tensor_set changed = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set changed = {0};
     const assay_mutation m = {.c = &c, .profile = assay_profile_by_name("f32"), .tensors = &changed};
     bool applies = assay_mutant_configure(mutant, &c);
     if (!applies) return false;
     assert_ok(ctx, assay_tensor_set_copy(ctx, drawn, &changed));
     assert_ok(ctx, assay_mutant_change_inputs(ctx, mutant, &m, &applies));
     if (applies) assert_ok(ctx, assay_mutant_change_results(ctx, mutant, &m, &applies));
-    assay_tensor_set_free(&changed);
     return applies || assay_mutant_changes_steps(mutant);
 }
 
@@ -161,7 +160,7 @@ static bool has_case(const char *mutant, const char *op);
 static bool shows_more(const assay_case *small)
 {
     trial t;
-    assay_tensor_set drawn = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set drawn = {0};
     bool more = false;
     trial_plan(&t, case_named(small->name, "profiles=none"));
     const int op = operation_index(small->op);
@@ -178,7 +177,6 @@ static bool shows_more(const assay_case *small)
         offered[i][op]++;
         more = true;
     }
-    assay_tensor_set_free(&drawn);
     trial_close(&t);
     return more;
 }
@@ -201,7 +199,7 @@ static void try_case(const char *name)
 {
     assay_context ctx = assay_context_default(1);
     trial t;
-    assay_power_test found = {0};
+    OWNED_BY(assay_power_test_free) assay_power_test found = {0};
     trial_evaluate(&t, case_named(name, "profiles=[f32]"), NULL);
     const assay_plan *plan = &t.plan;
     for (int i = 0; i < plan->spec_count; i++) {
@@ -228,7 +226,6 @@ static void try_case(const char *name)
                              strcmp(r->mutant->name, "nan_results") == 0;
         if (r->mutant->always && !nothing) assert_int_equal(r->outcome, ASSAY_MUTANT_DETECTED);
     }
-    assay_power_test_free(&found);
     trial_close(&t);
 }
 
@@ -402,7 +399,7 @@ TEST(truncated_is_towards_zero)
 {
     const assay_profile *profile = assay_profile_by_name("bf16");
     const double unit = assay_dtype_unit_roundoff(ASSAY_BFLOAT16);
-    trial t;
+    OWNED_BY(trial_close) trial t;
     trial_evaluate(&t, case_named("rms_norm/deepseek", "profiles=none"), NULL);
     const assay_tensor *y = assay_tensor_set_find(&t.golden, "outputs/y");
     for (int64_t i = 0; i < y->count; i++) y->values[i] = (i % 2 == 0 ? 1 : -1) * (1 + (double)i / 97) / 64;
@@ -417,7 +414,6 @@ TEST(truncated_is_towards_zero)
         assert_true(assay_dtype_round(ASSAY_BFLOAT16, found, false) == found);
         assert_true(found <= value && value - found < ldexp(2 * unit, exponent - 1));
     }
-    trial_close(&t);
 }
 
 /* Of one token: the weights of biased_weights over their sum, times what they are scaled by. */
@@ -425,7 +421,7 @@ TEST(biased_weights_are_divided)
 {
     static const char *const names[] = {"biased_weights", "biased_weights_divided"};
     assay_tensor_set results[2];
-    trial t;
+    OWNED_BY(trial_close) trial t;
     trial_evaluate(&t, case_named("routing/odd-sizes", "profiles=[f32]"), NULL);
     for (int i = 0; i < 2; i++) results[i] = trial_mutant(&t, "f32", names[i]);
     const assay_tensor *biased = assay_tensor_set_find(&results[0], "outputs/weights");
@@ -440,15 +436,14 @@ TEST(biased_weights_are_divided)
         }
     }
     for (int i = 0; i < 2; i++) assay_tensor_set_free(&results[i]);
-    trial_close(&t);
 }
 
 /* Weights of a softmax over the chosen: each token's add up to less, and over their sum they are the right ones. */
 TEST(a_softmax_over_the_chosen_is_left_out)
 {
-    trial t;
+    OWNED_BY(trial_close) trial t;
     trial_evaluate(&t, case_named("routing/given-softmax", "profiles=[f32]"), NULL);
-    assay_tensor_set results = trial_mutant(&t, "f32", "division_missing");
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set results = trial_mutant(&t, "f32", "division_missing");
     const assay_tensor *right = assay_tensor_set_find(&t.golden, "outputs/weights");
     const assay_tensor *wrong = assay_tensor_set_find(&results, "outputs/weights");
     const int64_t chosen = t.c->config.num_experts_per_tok;
@@ -459,6 +454,4 @@ TEST(a_softmax_over_the_chosen_is_left_out)
             assert_true(fabs(wrong->values[token + k] - right->values[token + k] * sum) < 1e-14);
         assert_true(sum < 1 && (sum > 0 || right->values[token] == 0));
     }
-    assay_tensor_set_free(&results);
-    trial_close(&t);
 }

@@ -47,7 +47,7 @@ static void check_attention(const char *name, const char *set)
 {
     trial f;
     start(&f, name, set);
-    assay_tensor_set results = trial_mutant(&f, "f64", "next_key_seen");
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set results = trial_mutant(&f, "f64", "next_key_seen");
     const attention a = {.query = assay_tensor_set_find(&f.golden, "inputs/query"),
                          .key = assay_tensor_set_find(&f.golden, "inputs/key"),
                          .value = assay_tensor_set_find(&f.golden, "inputs/value"),
@@ -68,7 +68,6 @@ static void check_attention(const char *name, const char *set)
             assert_true(fabs(lse->values[(batch * a.heads + head) * a.sequence + i] - expected_lse) < 1e-12);
         }
     }
-    assay_tensor_set_free(&results);
     trial_close(&f);
 }
 
@@ -113,7 +112,7 @@ static void check_gradients(const char *name, const char *set)
     const double step = 0x1p-18;
     trial f;
     start(&f, name, set);
-    assay_tensor_set results = trial_mutant(&f, "f64", "next_key_seen");
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set results = trial_mutant(&f, "f64", "next_key_seen");
     for (int i = 0; i < f.plan.spec_count; i++) {
         const assay_tensor *gradient = &results.items[i];
         if (gradient->spec.role != ASSAY_ROLE_GRADIENT) continue;
@@ -129,7 +128,6 @@ static void check_gradients(const char *name, const char *set)
                          gradient->values[k], expected);
         }
     }
-    assay_tensor_set_free(&results);
     trial_close(&f);
 }
 
@@ -149,16 +147,14 @@ TEST(does_not_apply)
 {
     static const char *const cases[][2] = {{"attention/one-token", "sequence=1"}, {"mla/one-head", "sequence=1"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        trial f;
+        OWNED_BY(trial_close) trial f;
         bool applies = true;
         start(&f, cases[i][0], cases[i][1]);
-        assay_tensor_set results = {0};
+        OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
         const assay_trial f64 = trial_at(&f, "f64");
         const assay_mutant *next = assay_mutant_by_name("next_key_seen");
         assert_ok(&f.ctx, assay_mutant_make(&f.ctx, &f64, next, &results, &applies));
         if (applies) fail_msg("next_key_seen applies to %s", cases[i][0]);
-        assay_tensor_set_free(&results);
-        trial_close(&f);
     }
 }
 
@@ -176,15 +172,13 @@ TEST(arithmetic_needs_its_part)
                  {"mlp/one-wide", "intermediates_in_bf16", "f32", true},
                  {"mlp/one-wide", "intermediates_in_bf16", "bf16", false}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        trial f;
+        OWNED_BY(trial_close) trial f;
         bool applies = !table[i].applies;
         start(&f, table[i].name, NULL);
         const assay_trial at = trial_at(&f, table[i].profile);
-        assay_tensor_set results = {0};
+        OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
         assert_ok(&f.ctx, assay_mutant_make(&f.ctx, &at, assay_mutant_by_name(table[i].mutant), &results, &applies));
         if (applies != table[i].applies) fail_msg("%s, %s", table[i].name, table[i].mutant);
-        assay_tensor_set_free(&results);
-        trial_close(&f);
     }
 }
 
@@ -210,7 +204,7 @@ TEST(keys_are_changed)
         {{ASSAY_KEY_AT_norm_topk_prob, ASSAY_KEY_FLIP, 0, NULL}, true, "norm_topk_prob=true", 0},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        assay_case *c = case_named("moe/small", table[i].set);
+        OWNED_BY(free_case) assay_case *c = case_named("moe/small", table[i].set);
         const assay_mutant mutant = {.name = "key", .keys = {table[i].key}};
         const assay_model_key *key = &assay_model_keys[table[i].key.key];
         assay_model_config expected = c->config;
@@ -220,6 +214,5 @@ TEST(keys_are_changed)
         if (key->type == ASSAY_KEY_D) *(double *)(void *)at = table[i].expected;
         assert_int_equal(assay_mutant_configure(&mutant, c), table[i].changes);
         assert_memory_equal(&c->config, &expected, sizeof expected);
-        assay_cases_free(c, 1);
     }
 }

@@ -91,19 +91,17 @@ TEST_IN_FOLDER(correct_candidates_pass)
 {
     tallied all = {0};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        trial t;
+        OWNED_BY(trial_close) trial t;
         trial_write(&t, folder, case_named(names[i], "profiles=[f32, bf16]"));
         for (int p = 0; p < t.plan.precision_count; p++) {
             const assay_profile *profile = assay_profile_by_name(t.plan.precisions[p].name);
             for (int run = 0; run < RUNS; run++) {
                 write_candidate(&t, profile, run, run == 0, NULL, NULL);
-                assay_report report = trial_compare(&t, profile);
+                OWNED_BY(assay_report_free) assay_report report = trial_compare(&t, profile);
                 check_passes(&report, run == 0);
                 tally(&report, &all);
-                assay_report_free(&report);
             }
         }
-        trial_close(&t);
     }
     print_message("%d statistics: %d beyond 2 spreads, %d beyond 3, the farthest %.2g\n", all.used, all.beyond_2,
                   all.beyond_3, all.worst);
@@ -119,14 +117,13 @@ TEST_IN_FOLDER(statistics_beyond_float32_are_not_used)
     } table[] = {{"mla/small", "null/bf16/gradients/weights/wq_b/kernel"},
                  {"moe/mixtral", "null/bf16/gradients/weights/gate/kernel"}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        trial t;
+        OWNED_BY(trial_close) trial t;
         trial_write(&t, folder,
                     case_named(table[i].name, "profiles=bf16;inputs.x={distribution: normal, scale: 10000}"));
         const double *rows = assay_tensor_set_find(&t.golden, table[i].null)->values;
         assert_true(rows[ASSAY_STATISTIC_SIZE * ASSAY_NULL_COLUMNS + ASSAY_NULL_SPREAD] > 0);
         for (int k = 0; k < ASSAY_NULL_COLUMNS; k++)
             assert_true(rows[ASSAY_STATISTIC_SLOPE * ASSAY_NULL_COLUMNS + k] == 0);
-        trial_close(&t);
     }
 }
 
@@ -205,7 +202,7 @@ TEST_IN_FOLDER(wrong_ones_are_found)
         if (c->sequence == 16) assert_ok(&ctx, assay_case_set(&ctx, c, "sequence=32"));
         trial_write(&t, folder, c);
         write_candidate(&t, profile, 0, true, wrongs[i].path, wrongs[i].how);
-        assay_report report = trial_compare(&t, profile);
+        OWNED_BY(assay_report_free) assay_report report = trial_compare(&t, profile);
         bool found = false;
         for (int k = 0; k < report.count; k++) {
             const assay_tensor_result *r = &report.tensors[k];
@@ -222,7 +219,6 @@ TEST_IN_FOLDER(wrong_ones_are_found)
             assert_true(r->finding >= ASSAY_FINDING_SIZE && r->finding <= ASSAY_FINDING_TOWARD_ZERO);
         }
         assert_true(found);
-        assay_report_free(&report);
         trial_close(&t);
     }
 }
@@ -245,21 +241,18 @@ static void one_sided(const assay_tensor_spec *spec, const double *golden, const
 
 TEST_IN_FOLDER(how_far_out_is_allowed_is_said)
 {
-    trial t;
-    char *text = NULL;
+    OWNED_BY(trial_close) trial t;
+    OWNED char *text = NULL;
     const assay_profile *profile = assay_profile_by_name("bf16");
     const assay_report_style style = {.verbosity = 1};
     trial_write(&t, folder, case_named("mlp/silu", "profiles=bf16"));
     write_candidate(&t, profile, 0, true, NULL, NULL);
-    assay_report report = trial_compare(&t, profile);
+    OWNED_BY(assay_report_free) assay_report report = trial_compare(&t, profile);
     assert_ok(&t.ctx, assay_report_text(&t.ctx, &report, &style, &text));
     const char *found = strstr(text, " spreads beyond the range of emulated correct runs: Student's t with ");
     assert_non_null(found);
     const double freedom = atof(strstr(found, "with ") + 5);
     assert_true(freedom >= 47 && freedom <= 63);
-    free(text);
-    assay_report_free(&report);
-    trial_close(&t);
 }
 
 TEST_IN_FOLDER(signs_of_errors_below_the_members)
@@ -270,18 +263,16 @@ TEST_IN_FOLDER(signs_of_errors_below_the_members)
     } rows[] = {{shifted, ASSAY_PASS}, {one_sided, ASSAY_FAIL}};
     const assay_profile *profile = assay_profile_by_name("f32");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        trial t;
+        OWNED_BY(trial_close) trial t;
         trial_write(&t, folder,
                     case_from("{case: a, op: rms_norm, model: {base_emb_dim: 7166}, batch: 1, sequence: 2, seed: 1, "
                               "inputs: {x: {distribution: constant, mean: 0.125}}, profiles: [f32]}"));
         write_candidate(&t, profile, 0, true, "gradients/inputs/x", rows[i].how);
-        assay_report report = trial_compare(&t, profile);
+        OWNED_BY(assay_report_free) assay_report report = trial_compare(&t, profile);
         const assay_tensor_result *r = &report.tensors[report.count - 1];
         assert_string_equal(r->spec.path, "gradients/inputs/x");
         const double size = exp(r->statistics[ASSAY_STATISTIC_SIZE].value);
         assert_true(rows[i].how == shifted ? size < 0.05 : size > 0.3);
         if (r->verdict != rows[i].verdict) fail_msg("%zu: %s, RMS %g", i, r->message, size);
-        assay_report_free(&report);
-        trial_close(&t);
     }
 }

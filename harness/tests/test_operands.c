@@ -14,12 +14,11 @@
 /* All that the case draws, as a golden would hold it. */
 static void draw(assay_context *ctx, const assay_case *c, assay_plan *plan, assay_tensor_set *set)
 {
-    assay_inputs inputs;
+    OWNED_BY(assay_inputs_close) assay_inputs inputs;
     assert_ok(ctx, assay_plan_make(ctx, plan, c));
     assert_ok(ctx, assay_inputs_open(ctx, &inputs, c, &plan->list, NULL));
     const assay_source source = assay_inputs_source(&inputs);
     assert_ok(ctx, assay_plan_tensors(ctx, set, plan, &source));
-    assay_inputs_close(&inputs);
 }
 
 static double number_of(assay_dtype type, int32_t code)
@@ -41,8 +40,8 @@ static void check_matrix(assay_context *ctx, const assay_block_format *format, i
     const assay_tensor *of_tensor = assay_tensor_set_find(set, tensor_path);
     const assay_quantize_config q = assay_quantize_default(format, rows, columns);
     const int64_t high = assay_block_count(rows, format->rows), wide = assay_block_count(columns, format->columns);
-    int32_t *made = calloc((size_t)(rows * columns), sizeof *made),
-            *scales = calloc((size_t)(high * wide), sizeof *scales);
+    OWNED int32_t *made = calloc((size_t)(rows * columns), sizeof *made),
+                  *scales = calloc((size_t)(high * wide), sizeof *scales);
     int32_t tensor_scale = 0;
     assert_ok(ctx, assay_quantize(ctx, made, scales, &tensor_scale, x, &q));
     for (int64_t i = 0; i < rows * columns; i++) {
@@ -55,8 +54,6 @@ static void check_matrix(assay_context *ctx, const assay_block_format *format, i
     }
     assert_int_equal(of_tensor != NULL, format->tensor_scale);
     if (of_tensor != NULL) assert_true(of_tensor->values[matrix] == number_of(ASSAY_FLOAT32, tensor_scale));
-    free(made);
-    free(scales);
 }
 
 /* Weights are drawn as ever, and are the codes of their columns; rows are those of rows; nothing else is another number. */
@@ -66,9 +63,9 @@ TEST(what_is_drawn_is_quantised)
         assay_context ctx = assay_context_default(1);
         const assay_block_format *format = assay_block_format_by_name(assay_block_format_names[f]);
         char set[128];
-        assay_plan plan, dense_plan;
-        assay_tensor_set codes, dense;
-        assay_case *c = case_from(GMM SIZES), *d = case_from(GMM SIZES);
+        OWNED_BY(assay_plan_free) assay_plan plan, dense_plan;
+        OWNED_BY(assay_tensor_set_free) assay_tensor_set codes, dense;
+        OWNED_BY(free_case) assay_case *c = case_from(GMM SIZES), *d = case_from(GMM SIZES);
         snprintf(set, sizeof set, "quant_formats.weights/rhs=%s", format->name);
         assert_ok(&ctx, assay_case_set(&ctx, c, set));
         snprintf(set, sizeof set, "quant_formats.inputs/lhs=%s", format->name);
@@ -85,12 +82,6 @@ TEST(what_is_drawn_is_quantised)
             check_matrix(&ctx, format, 5, 37, turned, &codes, "weights/rhs", g, true);
         }
         assert_same_bits(assay_tensor_set_find(&codes, "cotangents/y")->values, y->values, (int)y->count);
-        assay_tensor_set_free(&codes);
-        assay_tensor_set_free(&dense);
-        assay_plan_free(&plan);
-        assay_plan_free(&dense_plan);
-        assay_cases_free(c, 1);
-        assay_cases_free(d, 1);
     }
 }
 
@@ -123,14 +114,13 @@ TEST_IN_FOLDER(results_are_those_of_the_numbers)
         const assay_source numbers = assay_dequantised_source(&dequantised);
         assert_ok(&ctx, assay_fixture_create(&ctx, inputs, &writer));
         for (int k = 0; k < plan.list.count; k++) {
-            assay_tensor_set one = {0};
+            OWNED_BY(assay_tensor_set_free) assay_tensor_set one = {0};
             assay_tensor_spec spec = plan.list.entries[k].spec;
             if (plan.list.entries[k].format == NULL || plan.list.entries[k].part != ASSAY_OPERAND_CODES) continue;
             spec.type = ASSAY_FLOAT64;
             assert_ok(&ctx, assay_tensor_set_read(&ctx, &one, &spec, &numbers));
             assert_ok(&ctx, assay_fixture_declare(&ctx, writer, &spec));
             assert_ok(&ctx, assay_fixture_append(&ctx, writer, spec.path, one.items[0].count, one.items[0].values));
-            assay_tensor_set_free(&one);
         }
         assert_ok(&ctx, assay_fixture_finish(&ctx, writer));
         dense->quant_format_count = 0;
@@ -223,10 +213,9 @@ TEST(what_is_no_operand_is_refused)
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
         assay_plan plan = {0};
-        assay_case *c = case_named(table[i].name, table[i].set);
+        OWNED_BY(free_case) assay_case *c = case_named(table[i].name, table[i].set);
         assert_int_equal(assay_plan_make(&ctx, &plan, c), ASSAY_BAD_INPUT);
         assert_message(&ctx, table[i].message);
-        assay_cases_free(c, 1);
     }
 }
 
@@ -255,7 +244,7 @@ TEST_IN_FOLDER(bad_codes_and_scales_are_refused)
         assay_context ctx = assay_context_default(1);
         assay_fixture_writer *writer = NULL;
         char set[128];
-        assay_case *c = case_from(GMM SIZES);
+        OWNED_BY(free_case) assay_case *c = case_from(GMM SIZES);
         snprintf(set, sizeof set, "quant_formats.weights/rhs=%s", table[i].format);
         assert_ok(&ctx, assay_case_set(&ctx, c, set));
         assert_ok(&ctx, assay_fixture_create(&ctx, folder->other, &writer));
@@ -279,7 +268,6 @@ TEST_IN_FOLDER(bad_codes_and_scales_are_refused)
             assert_message(&ctx, table[i].message);
         }
         assert_int_equal(folder_count(folder->path, true), 1);
-        assay_cases_free(c, 1);
     }
 }
 
@@ -287,8 +275,8 @@ TEST_IN_FOLDER(bad_codes_and_scales_are_refused)
 TEST_IN_FOLDER(a_golden_is_taken_as_inputs)
 {
     assay_context ctx = assay_context_default(1);
-    assay_fixture_reader *first = NULL, *second = NULL;
-    assay_case *c = case_named("moe/nvfp4", NULL);
+    OWNED_BY(close_reader) assay_fixture_reader *first = NULL, *second = NULL;
+    OWNED_BY(free_case) assay_case *c = case_named("moe/nvfp4", NULL);
     assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
     assert_ok(&ctx, assay_case_set(&ctx, c, "seed=99"));
     assert_ok(&ctx, try_golden(&ctx, c, folder->other, folder->file));
@@ -300,7 +288,4 @@ TEST_IN_FOLDER(a_golden_is_taken_as_inputs)
         assert_string_equal(assay_fixture_dataset_digest(first, paths[i]),
                             assay_fixture_dataset_digest(second, paths[i]));
     }
-    assay_fixture_close(first);
-    assay_fixture_close(second);
-    assay_cases_free(c, 1);
 }

@@ -88,13 +88,12 @@ TEST(every_case_can_be_planned)
     int count = 0;
     assay_case *cases = all_cases(&count);
     for (int i = 0; i < count; i++) {
-        assay_plan plan = {0};
+        OWNED_BY(assay_plan_free) assay_plan plan = {0};
         assay_status status = assay_plan_make(&ctx, &plan, &cases[i]);
         /* a case of true size may be larger than this machine, which is said and not tried */
         if (has_tag(&cases[i], "true-size") && status == ASSAY_NO_MEMORY) continue;
         assert_ok(&ctx, status);
         check_plan(&plan);
-        assay_plan_free(&plan);
     }
     assay_cases_free(cases, count);
 }
@@ -221,9 +220,9 @@ TEST(bad_cases_are_refused)
     for (size_t i = 0; i < sizeof bad_cases / sizeof *bad_cases; i++) {
         const struct bad_case *bad = &bad_cases[i];
         assay_context ctx = assay_context_default(1);
-        assay_plan plan = {0};
+        OWNED_BY(assay_plan_free) assay_plan plan = {0};
         char sets[256];
-        assay_case *c = case_named(bad->name, NULL);
+        OWNED_BY(free_case) assay_case *c = case_named(bad->name, NULL);
         assay_status status = ASSAY_OK;
         snprintf(sets, sizeof sets, "%s", bad->set);
         for (char *rest = sets, *one; status == ASSAY_OK && (one = strsep(&rest, ";")) != NULL;)
@@ -236,8 +235,6 @@ TEST(bad_cases_are_refused)
         }
         assert_null(strchr(ctx.message, '\n'));
         assert_int_equal(strncmp(ctx.message, set ? c->name : "--set ", set ? strlen(c->name) : 6), 0);
-        assay_plan_free(&plan);
-        assay_cases_free(c, 1);
     }
 }
 
@@ -245,10 +242,9 @@ TEST(unknown_operations_are_refused)
 {
     assay_context ctx = assay_context_default(1);
     assay_plan plan = {0};
-    assay_case *c = case_from("case: a\nop: moo\n");
+    OWNED_BY(free_case) assay_case *c = case_from("case: a\nop: moo\n");
     assert_int_equal(assay_plan_make(&ctx, &plan, c), ASSAY_BAD_INPUT);
     assert_message(&ctx, "a: op is \"moo\", expected one of rms_norm, ");
-    assay_cases_free(c, 1);
 }
 
 /* Plans the operation with each combination of the keys at its largest, and the batch and, or not, the sequence. */
@@ -256,7 +252,7 @@ static void refuse_largest(const char *op, const char *const *keys, int count, c
 {
     for (unsigned large = 0; large < 2u << count; large++) {
         assay_context ctx = assay_context_default(1);
-        assay_plan plan = {0};
+        OWNED_BY(assay_plan_free) assay_plan plan = {0};
         char yaml[640];
         int used =
             snprintf(yaml, sizeof yaml, "case: a\nop: %s\nsequence: 64\nbatch: 2147483647\nconfig: {%s", op, rest);
@@ -265,12 +261,10 @@ static void refuse_largest(const char *op, const char *const *keys, int count, c
                              (large >> k & 1) != 0 ? INT32_MAX : 64);
         }
         snprintf(yaml + used, sizeof yaml - (size_t)used, "}\n");
-        assay_case *c = case_from(yaml);
+        OWNED_BY(free_case) assay_case *c = case_from(yaml);
         if ((large >> count) != 0) c->sequence = INT32_MAX;
         const assay_status status = assay_plan_make(&ctx, &plan, c);
         if (status != ASSAY_NO_MEMORY && status != ASSAY_BAD_INPUT) fail_msg("%s: status %d", yaml, (int)status);
-        assay_plan_free(&plan);
-        assay_cases_free(c, 1);
     }
 }
 

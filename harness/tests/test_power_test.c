@@ -14,13 +14,12 @@ static void start(trial *f, const test_folder *folder, const char *name, const c
     assay_context ctx = assay_context_default(1);
     trial_write(f, folder, case_named(name, set));
     if (!mutants) return;
-    assay_plan with_mutants = {0};
+    OWNED_BY(assay_plan_free) assay_plan with_mutants = {0};
     assay_fixture_close(f->reader);
     assert_ok(&ctx, assay_plan_make(&ctx, &with_mutants, f->c));
     assert_ok(&ctx, assay_plan_mutants(&ctx, &with_mutants));
     assert_ok(&ctx, assay_golden_write(&ctx, &with_mutants, f->file, NULL, true));
     assert_ok(&ctx, assay_fixture_open(&ctx, f->file, &f->reader));
-    assay_plan_free(&with_mutants);
 }
 
 static assay_power_test discriminate(trial *f, const char *profile)
@@ -66,9 +65,9 @@ static const char *const ordinary[] = {"rms_norm/deepseek",
 /* What is required everywhere has an effect and is detected; of what else is required what has an effect is. */
 static void check_ordinary(const test_folder *folder, const char *name, const char *profile)
 {
-    trial f;
+    OWNED_BY(trial_close) trial f;
     start(&f, folder, name, NULL, false);
-    assay_power_test found = discriminate(&f, profile);
+    OWNED_BY(assay_power_test_free) assay_power_test found = discriminate(&f, profile);
     assert_string_equal(found.power.vacuous, "");
     assert_true(found.power.detected > 20 && found.power.detected <= found.power.effective);
     for (int i = 0; i < assay_mutant_count; i++) {
@@ -77,8 +76,6 @@ static void check_ordinary(const test_folder *folder, const char *name, const ch
         if (everywhere && found.items[i].outcome != ASSAY_MUTANT_DETECTED)
             fail_msg("%s: %s at %s", name, mutant->name, profile);
     }
-    assay_power_test_free(&found);
-    trial_close(&f);
 }
 
 TEST_IN_FOLDER(ordinary_cases_detect_the_required)
@@ -92,9 +89,9 @@ TEST_IN_FOLDER(ordinary_cases_detect_the_required)
 /* A factor of 1.001 that is left out is lost in bfloat16, and seen in float32. */
 TEST_IN_FOLDER(nearly_neutral_factor_is_vacuous)
 {
-    trial f;
+    OWNED_BY(trial_close) trial f;
     start(&f, folder, "moe/small", "routed_scaling_factor=1.001", false);
-    assay_power_test found = discriminate(&f, "bf16");
+    OWNED_BY(assay_power_test_free) assay_power_test found = discriminate(&f, "bf16");
     assert_string_equal(found.power.vacuous, "scaling_missing");
     assert_int_equal(outcome_of(&found, "scaling_missing"), ASSAY_MUTANT_PASSES);
     assay_power_test_free(&found);
@@ -106,34 +103,28 @@ TEST_IN_FOLDER(nearly_neutral_factor_is_vacuous)
     start(&f, folder, "moe/small", "routed_scaling_factor=1", false);
     found = discriminate(&f, "bf16");
     assert_int_equal(outcome_of(&found, "scaling_missing"), ASSAY_MUTANT_NOT_APPLICABLE);
-    assay_power_test_free(&found);
-    trial_close(&f);
 }
 
 /* Weights that already add up to 1 divided by their sum: another rounding, which no comparison may be asked to see. */
 TEST_IN_FOLDER(roundings_of_float64_are_no_effect)
 {
-    trial f;
+    OWNED_BY(trial_close) trial f;
     start(&f, folder, "moe/mesh-mixtral", NULL, false);
-    assay_power_test found = discriminate(&f, "f64");
+    OWNED_BY(assay_power_test_free) assay_power_test found = discriminate(&f, "f64");
     assert_int_equal(outcome_of(&found, "division_flag_ignored"), ASSAY_MUTANT_NO_EFFECT);
     assert_int_equal(outcome_of(&found, "expert_off_by_one"), ASSAY_MUTANT_DETECTED);
     assert_string_equal(found.power.vacuous, "");
-    assay_power_test_free(&found);
-    trial_close(&f);
 }
 
 TEST_IN_FOLDER(zeros_are_vacuous)
 {
-    trial f;
+    OWNED_BY(trial_close) trial f;
     trial_write(&f, folder,
                 case_from("{case: mlp/zeros, op: mlp, batch: 1, sequence: 3, seed: 1, profiles: [f32], model: "
                           "{base_emb_dim: 4, base_mlp_dim: 5}, inputs: {x: {distribution: constant, mean: 0}}}"));
-    assay_power_test found = discriminate(&f, "f32");
+    OWNED_BY(assay_power_test_free) assay_power_test found = discriminate(&f, "f32");
     assert_string_equal(found.power.vacuous, "zero_results");
     assert_int_equal(outcome_of(&found, "nan_results"), ASSAY_MUTANT_DETECTED);
-    assay_power_test_free(&found);
-    trial_close(&f);
 }
 
 /* Of a golden whose scales are wide, everything passes. */
@@ -147,10 +138,9 @@ TEST_IN_FOLDER(wide_scales_are_vacuous)
         if (strstr(tensor->spec.path, "/f32/") == NULL) continue;
         for (int64_t k = 0; k < tensor->count; k++) tensor->values[k] = 1e6;
     }
-    assay_power_test found = discriminate(&f, "f32");
+    OWNED_BY(assay_power_test_free) assay_power_test found = discriminate(&f, "f32");
     assert_string_equal(found.power.vacuous, "zero_results");
     assert_int_equal(outcome_of(&found, "no_results"), ASSAY_MUTANT_DETECTED);
-    assay_power_test_free(&found);
     trial_close(&f);
 }
 
@@ -162,14 +152,13 @@ static bool is_result(const assay_tensor_spec *spec)
 /* The golden's results times a factor, in float32: with 1 a correct candidate. */
 static void write_candidate(trial *f, double factor)
 {
-    assay_tensor_set results = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
     assert_ok(&f->ctx, assay_tensor_set_copy(&f->ctx, &f->golden, &results));
     for (int i = 0; i < results.count; i++) {
         const assay_tensor *tensor = &results.items[i];
         for (int64_t k = 0; is_result(&tensor->spec) && k < tensor->count; k++) tensor->values[k] *= factor;
     }
     trial_write_candidate(f, &results, assay_profile_by_name("f32"), is_result);
-    assay_tensor_set_free(&results);
 }
 
 static assay_report compare(trial *f, const char *profile)
@@ -179,11 +168,11 @@ static assay_report compare(trial *f, const char *profile)
 
 TEST_IN_FOLDER(compare_states_the_power)
 {
-    trial f;
+    OWNED_BY(trial_close) trial f;
     start(&f, folder, "moe/small", "routed_scaling_factor=1.001", true);
     write_candidate(&f, 1.0);
     assay_power_test found = discriminate(&f, "f32");
-    assay_report report = compare(&f, "f32");
+    OWNED_BY(assay_report_free) assay_report report = compare(&f, "f32");
     assert_int_equal(report.verdict, ASSAY_PASS);
     assert_true(report.power.stated);
     assert_int_equal(report.power.effective, found.power.effective);
@@ -204,8 +193,6 @@ TEST_IN_FOLDER(compare_states_the_power)
     report = compare(&f, "f32");
     assert_int_equal(report.verdict, ASSAY_PASS);
     assert_false(report.power.stated);
-    assay_report_free(&report);
-    trial_close(&f);
 }
 
 /* What hides in the whole shows in a stage; what cannot be judged by stages states nothing of them. */
@@ -254,13 +241,11 @@ TEST_IN_FOLDER(mutants_that_pass_are_judged_by_stages)
 /* A float32 scale of h is no bfloat16 number, and rounded it would belong to other codes. */
 TEST_IN_FOLDER(scales_of_h_stay_as_they_are)
 {
-    trial f;
+    OWNED_BY(trial_close) trial f;
     start(&f, folder, "mlp/requantised-fp8", "profiles=[bf16]", false);
     f.plan.by_stage = &assay_stages_judge;
-    assay_power_test found = discriminate(&f, "bf16");
+    OWNED_BY(assay_power_test_free) assay_power_test found = discriminate(&f, "bf16");
     assert_true(found.power.stated_by_stage);
-    assay_power_test_free(&found);
-    trial_close(&f);
 }
 
 /* A judge that calls everything wrong. */
@@ -279,48 +264,42 @@ TEST_IN_FOLDER(a_golden_whose_own_stages_fail_is_refused)
 {
     const assay_stage_judge judge = {.check = assay_stages_check, .compare = all_wrong};
     assay_power_test found;
-    trial f;
+    OWNED_BY(trial_close) trial f;
     start(&f, folder, "mla/small", "profiles=[bf16]", false);
     f.plan.by_stage = &judge;
     assert_int_equal(
         assay_power_test_run(&f.ctx, &f.plan, &f.golden, assay_profile_by_name("bf16"), 1e-6, NULL, &found),
         ASSAY_BAD_INPUT);
     assert_non_null(strstr(f.ctx.message, "its own results, rounded to profile bf16, FAIL by stage"));
-    trial_close(&f);
 }
 
 /* What generation stores is what certify finds in the file, with any number of threads. */
 TEST_IN_FOLDER(stored_is_found_again)
 {
-    trial f;
+    OWNED_BY(trial_close) trial f;
     const int64_t count = (int64_t)assay_mutant_count * ASSAY_POWER_FIELDS;
-    double *stored = calloc((size_t)count, sizeof *stored), *fields = calloc((size_t)count, sizeof *fields);
+    OWNED double *stored = calloc((size_t)count, sizeof *stored), *fields = calloc((size_t)count, sizeof *fields);
     assert_true(stored != NULL && fields != NULL);
     start(&f, folder, "gmm/exact-padded", NULL, true); /* no stages */
     assert_ok(&f.ctx, assay_fixture_read(&f.ctx, f.reader, "discrimination/f32", 0, count, stored));
     static const int threads[] = {1, 2, 7};
     for (int i = 0; i < 3; i++) {
         f.ctx.threads = threads[i];
-        assay_power_test found = discriminate(&f, "f32");
+        OWNED_BY(assay_power_test_free) assay_power_test found = discriminate(&f, "f32");
         assay_power_fields(&found, fields);
         assert_same_bits(fields, stored, count);
-        assay_power_test_free(&found);
     }
-    assay_plan with_mutants = {0};
+    OWNED_BY(assay_plan_free) assay_plan with_mutants = {0};
     assert_ok(&f.ctx, assay_plan_make(&f.ctx, &with_mutants, f.c));
     assert_ok(&f.ctx, assay_plan_mutants(&f.ctx, &with_mutants));
     assert_ok(&f.ctx, assay_golden_recompute(&f.ctx, &with_mutants, f.reader, true));
-    assay_plan_free(&with_mutants);
-    free(stored);
-    free(fields);
-    trial_close(&f);
 }
 
 /* A mutant may say what the family would not honour: the golden of a case that gives such keys holds the same as one
  * whose keys were read back from it. */
 TEST_IN_FOLDER(what_a_case_gives_changes_no_mutant)
 {
-    trial f;
+    OWNED_BY(trial_close) trial f;
     assay_plan again = {0};
     assay_case *stored = NULL;
     int count = 0;
@@ -332,7 +311,6 @@ TEST_IN_FOLDER(what_a_case_gives_changes_no_mutant)
     assert_ok(&f.ctx, assay_golden_recompute(&f.ctx, &again, f.reader, true));
     assay_plan_free(&again);
     assay_cases_free(stored, count);
-    trial_close(&f);
 }
 
 /* A file with a table of mutants of its own. */
@@ -361,7 +339,7 @@ TEST_IN_FOLDER(older_tables_hold)
     assay_context ctx = assay_context_default(1);
     const char *path = folder->file;
     const assay_plan plain = {.operation = assay_operation_by_name("gmm")};
-    double *found = calloc((size_t)assay_mutant_count * ASSAY_POWER_FIELDS, sizeof *found);
+    OWNED double *found = calloc((size_t)assay_mutant_count * ASSAY_POWER_FIELDS, sizeof *found);
     double stored[3 * ASSAY_POWER_FIELDS] = {3, 1, 7, 5, 0.5, 2, 2, 0, 7, 7, 12.0, 2};
     double *doubled = stored + ASSAY_POWER_FIELDS;
     assert_non_null(found);
@@ -383,6 +361,7 @@ TEST_IN_FOLDER(older_tables_hold)
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         const double before = doubled[table[i].field];
         doubled[table[i].field] = table[i].value;
+        OWNED_BY(close_reader)
         assay_fixture_reader *reader = with_table(&ctx, path, table[i].rows, ASSAY_POWER_FIELDS, stored);
         const assay_tensor_spec *spec = assay_fixture_find(reader, "discrimination/f32");
         const assay_plan plan = {.operation = plain.operation, .specs = (assay_tensor_spec[]){*spec}, .spec_count = 1};
@@ -390,7 +369,6 @@ TEST_IN_FOLDER(older_tables_hold)
         assert_int_equal(assay_power_check(&ctx, &plan, reader, spec->path, found), table[i].fields);
         if (table[i].fields != ASSAY_OK) assert_non_null(strstr(ctx.message, "mutant doubled"));
         doubled[table[i].field] = before;
-        assay_fixture_close(reader);
     }
     assay_power power;
     assay_fixture_reader *stated = with_table(&ctx, path, 2, ASSAY_POWER_FIELDS, stored);
@@ -405,33 +383,28 @@ TEST_IN_FOLDER(older_tables_hold)
     assert_true(power.effective == 2 && power.detected == 1 && !power.stated_by_stage);
     assay_fixture_close(earlier);
     for (int fields = ASSAY_POWER_BY_STAGE - 1; fields <= ASSAY_POWER_FIELDS + 1; fields += 3) {
-        assay_fixture_reader *odd = with_table(&ctx, path, 2, fields, stored);
+        OWNED_BY(close_reader) assay_fixture_reader *odd = with_table(&ctx, path, 2, fields, stored);
         assert_int_equal(assay_power_read(&ctx, odd, "f32", &power), ASSAY_BAD_INPUT);
-        assay_fixture_close(odd);
     }
     found[(assay_mutant_by_name("doubled") - assay_mutants) * ASSAY_POWER_FIELDS + ASSAY_POWER_EXCESS] = INFINITY;
-    assay_fixture_reader *finite = with_table(&ctx, path, 2, ASSAY_POWER_FIELDS, stored);
+    OWNED_BY(close_reader) assay_fixture_reader *finite = with_table(&ctx, path, 2, ASSAY_POWER_FIELDS, stored);
     assert_int_equal(assay_power_check(&ctx, &plain, finite, "discrimination/f32", found), ASSAY_BAD_INPUT);
-    assay_fixture_close(finite);
-    free(found);
 }
 
 /* Nobody passes with what he was given. */
 TEST_IN_FOLDER(request_never_passes)
 {
-    trial f;
+    OWNED_BY(trial_close) trial f;
     start(&f, folder, "moe/small", NULL, true);
     assert_ok(&f.ctx, assay_request_write(&f.ctx, &f.plan, f.candidate, NULL, true));
     assay_report report = compare(&f, "f32");
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assay_report_free(&report);
-    assay_fixture_reader *request = NULL;
+    OWNED_BY(close_reader) assay_fixture_reader *request = NULL;
     const char *const *names = NULL;
     assert_ok(&f.ctx, assay_fixture_open(&f.ctx, f.candidate, &request));
     assert_null(assay_fixture_find(request, "discrimination/f32"));
     assert_int_equal(assay_fixture_texts(request, "mutants", &names), 0);
-    assay_fixture_close(request);
-    trial_close(&f);
 }
 
 TEST_IN_FOLDER(refusals)
@@ -444,13 +417,11 @@ TEST_IN_FOLDER(refusals)
         ASSAY_BAD_INPUT);
     assert_non_null(strstr(f.ctx.message, "profiles=bf16"));
     trial_close(&f);
-    assay_plan plan = {0};
+    OWNED_BY(assay_plan_free) assay_plan plan = {0};
     assay_context ctx = assay_context_default(1);
-    assay_case *c = case_named("rms_norm/one-row", "profiles=none");
+    OWNED_BY(free_case) assay_case *c = case_named("rms_norm/one-row", "profiles=none");
     assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
     assert_int_equal(assay_plan_mutants(&ctx, &plan), ASSAY_BAD_INPUT);
-    assay_plan_free(&plan);
-    assay_cases_free(c, 1);
 }
 
 TEST_IN_FOLDER(failing_allocations)

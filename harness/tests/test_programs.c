@@ -155,7 +155,7 @@ static void hold_against(trial *program, trial *operation, const pair *p)
     renamed names = {p->names, operation->source};
     const assay_source source = {
         .self = &names, .has = renamed_has, .read = renamed_read, .read_i32 = renamed_read_i32};
-    assay_tensor_set mine = results_of(program), theirs = results_of(operation);
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set mine = results_of(program), theirs = results_of(operation);
     int compared = 0;
     assert_ok(&program->ctx, run_into(program, &program->ctx, &source, &mine));
     assert_ok(&operation->ctx, run_into(operation, &operation->ctx, &operation->source, &theirs));
@@ -180,14 +180,12 @@ static void hold_against(trial *program, trial *operation, const pair *p)
         assert_close(own->values, its->values, its->count, 0, p->tolerance * largest);
     }
     assert_true(compared > 1);
-    assay_tensor_set_free(&mine);
-    assay_tensor_set_free(&theirs);
 }
 
 TEST(operations_as_programs_give_their_numbers)
 {
     for (size_t i = 0; i < sizeof PAIRS / sizeof *PAIRS; i++) {
-        trial program, operation;
+        OWNED_BY(trial_close) trial program, operation;
         assay_context ctx = assay_context_default(1);
         assay_case *c = case_named(PAIRS[i].operation, PAIRS[i].set), *own = case_from(PAIRS[i].program);
         assert_ok(&ctx, assay_case_set(&ctx, c, "checkpoints=all"));
@@ -195,8 +193,6 @@ TEST(operations_as_programs_give_their_numbers)
         trial_plan(&operation, c);
         trial_plan(&program, own);
         hold_against(&program, &operation, &PAIRS[i]);
-        trial_close(&program);
-        trial_close(&operation);
     }
 }
 
@@ -230,7 +226,7 @@ static int lend_judgement(const trial *program, trial *operation, const renamed 
 /* *effective grows by the mutants that change anything. */
 static int detected(trial *t, int *effective)
 {
-    assay_power_test found = {0};
+    OWNED_BY(assay_power_test_free) assay_power_test found = {0};
     const assay_profile *bf16 = assay_profile_by_name("bf16");
     int count = 0;
     assert_ok(&t->ctx, assay_power_test_run(&t->ctx, &t->plan, &t->golden, bf16, 1e-6, NULL, &found));
@@ -239,7 +235,6 @@ static int detected(trial *t, int *effective)
         *effective += outcome == ASSAY_MUTANT_DETECTED || outcome == ASSAY_MUTANT_PASSES;
         count += outcome == ASSAY_MUTANT_DETECTED;
     }
-    assay_power_test_free(&found);
     return count;
 }
 
@@ -248,7 +243,7 @@ TEST(programs_judge_as_their_operations)
 {
     int of_programs = 0, of_operations = 0, effective = 0;
     for (size_t i = 0; i < sizeof PAIRS / sizeof *PAIRS; i++) {
-        trial program, operation;
+        OWNED_BY(trial_close) trial program, operation;
         assay_context ctx = assay_context_default(1);
         assay_case *c = case_named(PAIRS[i].operation, PAIRS[i].set), *own = case_from(PAIRS[i].program);
         assay_case *both[] = {c, own};
@@ -271,8 +266,6 @@ TEST(programs_judge_as_their_operations)
         assert_true(as_program >= as_operation - 1);
         of_operations += as_operation;
         of_programs += as_program;
-        trial_close(&program);
-        trial_close(&operation);
     }
     print_message("of %d mutants %d are detected as operations, %d as programs\n", effective / 2, of_operations,
                   of_programs);
@@ -441,7 +434,7 @@ TEST(groups_hold_rows_that_there_are)
                                                                "inputs/i has 5 rows in all, expected at most 4",
                                                                "inputs/i[0] is -1, expected 0 or more"};
     for (int i = 0; i < 2; i++) {
-        trial t;
+        OWNED_BY(trial_close) trial t;
         char set[64];
         assay_context ctx = assay_context_default(1);
         assay_case *c = case_from(PROGRAM(GROUPED_SIZES, GROUPED_INPUTS, "w: [E, D, F]", " {}\n",
@@ -449,11 +442,9 @@ TEST(groups_hold_rows_that_there_are)
         snprintf(set, sizeof set, "inputs.i={values: [%s]}", values[i]);
         assert_ok(&ctx, assay_case_set(&ctx, c, set));
         trial_plan(&t, c);
-        assay_tensor_set results = results_of(&t);
+        OWNED_BY(assay_tensor_set_free) assay_tensor_set results = results_of(&t);
         assert_int_equal(run_into(&t, &ctx, &t.source, &results), ASSAY_BAD_INPUT);
         assert_non_null(strstr(ctx.message, said[i]));
-        assay_tensor_set_free(&results);
-        trial_close(&t);
     }
 }
 
@@ -485,10 +476,9 @@ TEST(labels_are_passed_over)
         trial_close(&t);
     }
     trial_plan(&t, case_from(LABELS(", values: [1, -100, 2, -99]", "equal(float(t), -100)")));
-    assay_tensor_set results = results_of(&t);
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set results = results_of(&t);
     assert_int_equal(run_into(&t, &ctx, &t.source, &results), ASSAY_BAD_INPUT);
     assert_non_null(strstr(ctx.message, "inputs/t[3] is -99, expected 0 to 2"));
-    assay_tensor_set_free(&results);
     trial_close(&t);
 }
 
@@ -500,23 +490,19 @@ static const char SMALL[] =
 TEST(a_program_as_text_is_the_same_program)
 {
     assay_context ctx = assay_context_default(1);
-    assay_case *c = case_from(SMALL);
-    char *text = NULL, *again = NULL;
+    OWNED_BY(free_case) assay_case *c = case_from(SMALL);
+    OWNED char *text = NULL, *again = NULL;
     assert_ok(&ctx, assay_case_to_yaml(&ctx, c, &text));
-    assay_case *second = case_from(text);
+    OWNED_BY(free_case) assay_case *second = case_from(text);
     assert_ok(&ctx, assay_case_to_yaml(&ctx, second, &again));
     assert_string_equal(text, again);
     assert_non_null(strstr(text, "\nfused: [a, y]\nstored: [b, b]\naccumulate: {a: bfloat16}\n"));
-    free(text);
-    free(again);
-    assay_cases_free(c, 1);
-    assay_cases_free(second, 1);
 }
 
 /* Of two that have the same axes the first says their order. */
 TEST(a_sum_is_laid_out_as_its_first_operand)
 {
-    trial t;
+    OWNED_BY(trial_close) trial t;
     trial_plan(&t, case_from(PROGRAM("T: 4, D: 6, E: 2", "x: [T, D], z: [D, T], u: [E, D, T]", "", " {}\n",
                                      "  y: add(x, z)\n  v: mul(z, x)\n  w: mul(x, u)\n")));
     static const char *const outputs[] = {"outputs/y", "outputs/v", "outputs/w"}, *const axes[] = {"TD", "DT", "EDT"};
@@ -525,19 +511,17 @@ TEST(a_sum_is_laid_out_as_its_first_operand)
         assert_int_equal(spec->shape.rank, strlen(axes[i]));
         for (int k = 0; k < spec->shape.rank; k++) assert_int_equal(spec->labels[k][0], axes[i][k]);
     }
-    trial_close(&t);
 }
 
 /* Rows that are gathered before a product reads them have a product's weights. */
 TEST(gathered_weights_are_filled_by_their_product)
 {
-    trial t;
+    OWNED_BY(trial_close) trial t;
     trial_plan(&t, case_from(PROGRAM("T: 4, D: 64, F: 6, E: 3", "x: [T, D], i: {axes: [T], integers: [0, 2]}",
                                      "w: [E, D, F], table: [E, D]", " {}\n",
                                      "  y: product(\"TD,TDF->TF\", add(x, gather(table, i)), gather(w, i))\n")));
     assert_true(assay_tensor_list_find(&t.plan.list, "weights/w")->fill.scale == 0.125);
     assert_true(assay_tensor_list_find(&t.plan.list, "weights/table")->fill.scale == 1);
-    trial_close(&t);
 }
 
 /* By its name or by its path: the golden's case has one fill of it, and can be read again. */
@@ -545,35 +529,31 @@ TEST(an_input_is_filled_otherwise)
 {
     static const char *const sets[] = {"inputs.s={values: [5]}", "inputs.inputs/s={values: [6]}"};
     assay_context ctx = assay_context_default(1);
-    assay_case *c = case_from(SMALL);
+    OWNED_BY(free_case) assay_case *c = case_from(SMALL);
     for (int i = 0; i < 2; i++) {
-        char *yaml = NULL;
+        OWNED char *yaml = NULL;
         assert_ok(&ctx, assay_case_set(&ctx, c, sets[i]));
         assert_ok(&ctx, assay_case_yaml(&ctx, c, &yaml));
-        assay_case *again = case_from(yaml);
+        OWNED_BY(free_case) assay_case *again = case_from(yaml);
         const assay_case_input *fill = assay_case_input_of(again, "inputs/s");
         assert_true(fill->fill.value_count == 1 && fill->values[0] == 5 + i);
-        assay_cases_free(again, 1);
-        free(yaml);
     }
-    assay_cases_free(c, 1);
 }
 
 TEST(sizes_are_changed_one_after_the_other)
 {
     assay_context ctx = assay_context_default(1);
+    OWNED_BY(free_case)
     assay_case *c =
         case_from(PROGRAM("D: 6, R: 2, P: 4", "x: [D]", "", "\n  r: slice(\"D->R\", x)\n  p: slice(\"D->P\", x)\n",
                           "  y: concatenate(\"R,P->D\", r, p)\n"));
     assert_ok(&ctx, assay_case_set(&ctx, c, "sizes.R=5"));
     const assay_operation *operation;
-    assay_tensor_list list = {0};
+    OWNED_BY(assay_tensor_list_free) assay_tensor_list list = {0};
     assert_int_equal(assay_operation_prepare(&ctx, c, &operation, &list), ASSAY_BAD_INPUT);
     assert_non_null(strstr(ctx.message, "D is 6, and its parts are 9"));
     assert_ok(&ctx, assay_case_set(&ctx, c, "sizes.D=9"));
     assert_ok(&ctx, assay_operation_prepare(&ctx, c, &operation, &list));
-    assay_tensor_list_free(&list);
-    assay_cases_free(c, 1);
 }
 
 static const char RECURRENT[] =
@@ -589,14 +569,12 @@ static const char RECURRENT[] =
 TEST(recurrences_by_hand)
 {
     static const double y[] = {3, 4}, z[] = {1, 3};
-    trial t;
+    OWNED_BY(trial_close) trial t;
     trial_plan(&t, case_from(RECURRENT));
-    assay_tensor_set results = results_of(&t);
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set results = results_of(&t);
     assert_ok(&t.ctx, run_into(&t, &t.ctx, &t.source, &results));
     assert_close(assay_tensor_set_find(&results, "outputs/y")->values, y, 2, 0, 0);
     assert_close(assay_tensor_set_find(&results, "outputs/z")->values, z, 2, 0, 0);
-    assay_tensor_set_free(&results);
-    trial_close(&t);
 }
 
 #define STATES                                                                                                         \
@@ -609,13 +587,12 @@ TEST(recurrences_by_hand)
 /* RMS of the error scale of y at bf16. */
 static double scale_of_y(const char *text)
 {
-    trial t;
+    OWNED_BY(trial_close) trial t;
     double squares = 0;
     trial_evaluate(&t, case_from(text), NULL);
     const assay_tensor *scale = assay_tensor_set_find(&t.golden, "error_scale/bf16/outputs/y");
     for (int64_t i = 0; i < scale->count; i++) squares += scale->values[i] * scale->values[i];
     const double rms = sqrt(squares / (double)scale->count);
-    trial_close(&t);
     return rms;
 }
 
@@ -633,7 +610,7 @@ TEST(a_state_errs_as_the_type_that_it_is_kept_in)
 /* The largest are those of x, also where a member stores the maximum on another grid. */
 TEST(a_maximum_has_its_gradient_in_every_member)
 {
-    trial t;
+    OWNED_BY(trial_close) trial t;
     trial_evaluate(&t,
                    case_from(PROGRAM("T: 5, D: 6", "x: [T, D]", "", "\n  a: tanh(x)\n",
                                      "  y: mul(max(a, over=\"D\"), 3)\nprofiles: [f64, bf16]\nfused: [a]\n")),
@@ -650,14 +627,13 @@ TEST(a_maximum_has_its_gradient_in_every_member)
         assert_true(coarse->values[i] <= 0x1p-6 * most);
     }
     assert_int_equal(any, 5);
-    trial_close(&t);
 }
 
 /* Behind a mask a whole row may be -1e30, whose logarithm of 3 no number has beside it: its gradients are thirds all the same, in
  * every member too. */
 TEST(a_sum_of_exponentials_far_from_zero_has_its_gradient)
 {
-    trial t;
+    OWNED_BY(trial_close) trial t;
     double dy[3];
     trial_evaluate(&t,
                    case_from(PROGRAM("T: 3, D: 3",
@@ -673,14 +649,13 @@ TEST(a_sum_of_exponentials_far_from_zero_has_its_gradient)
         assert_close(dx->values + i, &third, 1, 1e-15, 0);
         assert_true(scale->values[i] > 0 && scale->values[i] <= 0.05 * fabs(third));
     }
-    trial_close(&t);
 }
 
 /* What is read through a detach alone has a gradient of exactly 0, in every member; a kernel that lets it flow is told. */
 TEST(a_gradient_that_is_stopped_is_exactly_zero)
 {
-    trial t;
-    assay_power_test found = {0};
+    OWNED_BY(trial_close) trial t;
+    OWNED_BY(assay_power_test_free) assay_power_test found = {0};
     trial_evaluate(&t,
                    case_from(PROGRAM("T: 5, D: 6", "x: [T, D], t: [T, D]", "", "\n  gap: sub(x, detach(tanh(t)))\n",
                                      "  y: sum(square(gap), over=\"D\")\nprofiles: [f32]\n")),
@@ -696,8 +671,6 @@ TEST(a_gradient_that_is_stopped_is_exactly_zero)
               assay_power_test_run(&t.ctx, &t.plan, &t.golden, assay_profile_by_name("f32"), 1e-6, NULL, &found));
     const int place = assay_mutant_place(&found.mutants, "step:gap.detach:gradient_not_stopped");
     assert_true(place >= 0 && found.items[place].outcome == ASSAY_MUTANT_DETECTED);
-    assay_power_test_free(&found);
-    trial_close(&t);
 }
 
 #define NORM(weights, line)                                                                                            \

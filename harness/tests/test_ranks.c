@@ -96,7 +96,7 @@ static assay_status run_all(assay_context *ctx, job *j, char **printed)
     stdout = open_memstream(printed, &size);
     for (int turn = 0; turn <= RANKS; turn++) {
         endpoint e = {post, turn % RANKS};
-        assay_ranks *ranks = calloc(1, sizeof *ranks + RANKS * sizeof(bool));
+        OWNED assay_ranks *ranks = calloc(1, sizeof *ranks + RANKS * sizeof(bool));
         assert_non_null(ranks);
         ranks->transport = (assay_transport){&e, e.rank, RANKS, fake_send, fake_has, fake_take, NULL};
         const assay_each each = {.self = j, .count = CASES, .ranks = ranks, .cost = cost, .work = work, .take = take};
@@ -107,7 +107,6 @@ static assay_status run_all(assay_context *ctx, job *j, char **printed)
             assert_int_equal(status, ASSAY_OK); /* what failed is for the first to say */
             assay_ranks_report(ranks, &over, NULL, 0);
         }
-        free(ranks);
     }
     fclose(stdout);
     stdout = out;
@@ -165,7 +164,7 @@ TEST(test_a_rank_without_its_cases_is_named)
         endpoint first = {post, 0}, other = {post, 1};
         assay_context ctx = assay_context_default(1);
         job j = {.fails = -1};
-        assay_ranks *ranks = calloc(1, sizeof *ranks + 2 * sizeof(bool));
+        OWNED assay_ranks *ranks = calloc(1, sizeof *ranks + 2 * sizeof(bool));
         assert_non_null(ranks);
         const assay_rank_report over = {-1, failed ? ASSAY_NO_MEMORY : ASSAY_OK, "too large"};
         fake_send(&other, 0, &over, sizeof over, NULL, 0);
@@ -174,6 +173,5 @@ TEST(test_a_rank_without_its_cases_is_named)
         assert_int_equal(assay_each_case(&ctx, &each), failed ? ASSAY_NO_MEMORY : ASSAY_INTERNAL);
         assert_string_equal(ctx.message, failed ? "rank 1: too large" : "rank 1 has left out a case");
         for (int i = 0; i < MOST_LETTERS; i++) free(post[i].text);
-        free(ranks);
     }
 }

@@ -31,7 +31,7 @@ static bool has_no_gradient(const assay_operation *op)
 /* Whether the case asks for the gradient of everything that has one. */
 static bool has_all_gradients(const assay_case *c)
 {
-    assay_tensor_list list = tensors_of(c);
+    OWNED_BY(assay_tensor_list_free) assay_tensor_list list = tensors_of(c);
     int cotangents = 0, gradients = 0, missing = 0;
     for (int i = 0; i < list.count; i++) {
         const assay_tensor_spec *spec = &list.entries[i].spec;
@@ -41,7 +41,6 @@ static bool has_all_gradients(const assay_case *c)
         missing += !assay_text_list_matches(&c->gradients, "gradients/", spec->path);
     }
     if (gradients > 0 && cotangents == 0) fail_msg("%s has gradients, and no output with a cotangent", c->op);
-    assay_tensor_list_free(&list);
     return gradients > 0 && missing == 0;
 }
 
@@ -145,9 +144,8 @@ static bool tests_have(const char *folder, const char *line)
     snprintf(pattern, sizeof pattern, "%s/%s/tests/*.[ch]", ASSAY_ROOT, folder);
     if (glob(pattern, 0, NULL, &tests) != 0) return false;
     for (size_t i = 0; i < tests.gl_pathc && !found; i++) {
-        char *text = text_of(tests.gl_pathv[i] + strlen(ASSAY_ROOT) + 1);
+        OWNED char *text = text_of(tests.gl_pathv[i] + strlen(ASSAY_ROOT) + 1);
         found = strstr(text, line) != NULL;
-        free(text);
     }
     globfree(&tests);
     return found;
@@ -187,26 +185,24 @@ static int check_rows(const char *text)
 TEST(rows_are_listed_and_their_headers_public_and_tested)
 {
     static const char *const folders[] = {"oracle/ops", "oracle/moe"};
-    char *public = text_of("include/assay.h");
+    OWNED char *public = text_of("include/assay.h");
     glob_t rows;
     int found = 0, listed = 0;
     assert_int_equal(glob(ASSAY_ROOT "/harness/operations/op_*.c", 0, NULL, &rows), 0);
     for (size_t i = 0; i < rows.gl_pathc; i++) {
-        char *text = text_of(rows.gl_pathv[i] + strlen(ASSAY_ROOT) + 1);
+        OWNED char *text = text_of(rows.gl_pathv[i] + strlen(ASSAY_ROOT) + 1);
         listed += check_rows(text);
         for (size_t k = 0; k < sizeof folders / sizeof *folders; k++) found += check_headers(text, public, folders[k]);
-        free(text);
     }
     assert_true(found >= 4 && listed >= 12);
     globfree(&rows);
-    free(public);
 }
 
 /* A hand calculation, or an identity, of every form: certification holds the two forms against each other alone. */
 TEST(second_forms_are_tested)
 {
     static const char before[] = "\nquad_form ";
-    char *text = text_of("oracle/quad/quad.h");
+    OWNED char *text = text_of("oracle/quad/quad.h");
     int found = 0;
     for (const char *at = strstr(text, before); at != NULL; at = strstr(at, before)) {
         char call[ASSAY_PATH_SIZE];
@@ -216,7 +212,6 @@ TEST(second_forms_are_tested)
         found++;
     }
     assert_true(found >= 15);
-    free(text);
 }
 
 /* The section of docs/operations.md up to the next one, in place; NULL when there is none. */
@@ -276,7 +271,7 @@ static bool page_has_tensor(char *text, const assay_operation *op, const char *p
 static int tensors_without_line(char *text, const assay_case *c)
 {
     const assay_operation *operation = assay_operation_by_name(c->op);
-    assay_tensor_list list = tensors_of(c);
+    OWNED_BY(assay_tensor_list_free) assay_tensor_list list = tensors_of(c);
     int missing = 0;
     for (int i = 0; i < list.count; i++) {
         char path[ASSAY_PATH_SIZE];
@@ -291,7 +286,6 @@ static int tensors_without_line(char *text, const assay_case *c)
         missing++;
         print_error("docs/operations.md: %s does not name %s of %s\n", c->op, path, c->name);
     }
-    assay_tensor_list_free(&list);
     return missing;
 }
 

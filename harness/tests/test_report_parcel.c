@@ -31,9 +31,9 @@ static char *pack(size_t *size)
 TEST(comes_as_it_was)
 {
     size_t size = 0;
-    char *text = pack(&size);
+    OWNED char *text = pack(&size);
     const char *at = text;
-    assay_report report;
+    OWNED_BY(assay_report_free) assay_report report;
     assay_context ctx = {.threads = 1};
     assert_ok(&ctx, assay_report_unpack(&ctx, &at, text + size, &report));
     assert_ptr_equal(at, text + size);
@@ -43,35 +43,31 @@ TEST(comes_as_it_was)
     assert_string_equal(report.steps->steps[0].kind, "linear");
     assert_string_equal(report.steps->tensors[1].name, "y");
     assert_string_equal(report.stages->case_name, "stages");
-    assay_report_free(&report);
-    free(text);
 }
 
 /* A worker may be ended while it writes. */
 TEST(refuses_what_is_cut_short)
 {
     size_t size = 0;
-    char *text = pack(&size);
+    OWNED char *text = pack(&size);
     for (size_t length = 0; length < size; length += 7) {
         char *part = malloc(length + 1); /* so that a sanitizer sees what is read behind it */
         assert_non_null(part);
         memcpy(part, text, length);
         const char *at = part;
-        assay_report report;
+        OWNED_BY(assay_report_free) assay_report report;
         assay_context ctx = {.threads = 1};
         assert_int_not_equal(assay_report_unpack(&ctx, &at, part + length, &report), ASSAY_OK);
-        assay_report_free(&report);
         free(part);
     }
-    free(text);
 }
 
 TEST(takes_no_memory_for_more_names_than_bytes)
 {
     size_t size = 0;
-    char *text = pack(&size);
+    OWNED char *text = pack(&size);
     for (int count = -1; count != 0; count = count < 0 ? 1 << 30 : 0) {
-        assay_report report;
+        OWNED_BY(assay_report_free) assay_report report;
         assay_context ctx = {.threads = 1};
         memcpy(&report, text, sizeof report);
         report.unknown_count = count;
@@ -81,7 +77,5 @@ TEST(takes_no_memory_for_more_names_than_bytes)
         assert_int_not_equal(assay_report_unpack(&ctx, &at, text + size, &report), ASSAY_OK);
         assert_false(assay_allocation_failed());
         assay_fail_allocation(-1);
-        assay_report_free(&report);
     }
-    free(text);
 }

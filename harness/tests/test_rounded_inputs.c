@@ -79,11 +79,10 @@ static assay_verdict verdict_of(trial *t, const assay_profile *profile, assay_dt
 {
     const assay_judging how = trial_judging(profile);
     write_candidate(t, profile, type, false);
-    assay_report report = trial_judge(t, &how);
+    OWNED_BY(assay_report_free) assay_report report = trial_judge(t, &how);
     const assay_verdict verdict = report.verdict;
     if (verdict == ASSAY_FAIL && type == profile->storage)
         fail_msg("%s %s: %s", report.case_name, report.profile, report.message);
-    assay_report_free(&report);
     return verdict;
 }
 
@@ -117,12 +116,11 @@ static const char *const cases[] = {
 static void check(const test_folder *folder, assay_case *c, const char *profile_name, assay_dtype coarser)
 {
     const assay_profile *profile = assay_profile_by_name(profile_name);
-    trial t;
+    OWNED_BY(trial_close) trial t;
     trial_write(&t, folder, c);
     assert_int_equal(verdict_of(&t, profile, profile->storage), ASSAY_PASS);
     if (verdict_of(&t, profile, coarser) != ASSAY_FAIL)
         fail_msg("%s %s: inputs in %s pass", c->name, profile_name, assay_dtype_name(coarser));
-    trial_close(&t);
 }
 
 static void check_cases(const test_folder *folder, const char *dtype, const char *profile, assay_dtype coarser)
@@ -169,10 +167,9 @@ TEST_IN_FOLDER(structured_inputs)
         " weights/wi_1/kernel: {distribution: constant, mean: 0.0625}}\n",
     };
     for (size_t i = 0; i < sizeof yaml / sizeof *yaml; i++) {
-        trial t;
+        OWNED_BY(trial_close) trial t;
         trial_write(&t, folder, case_from(yaml[i]));
         verdict_of(&t, assay_profile_by_name("bf16"), ASSAY_BFLOAT16);
-        trial_close(&t);
     }
 }
 
@@ -202,11 +199,11 @@ TEST_IN_FOLDER(other_experts_are_admissible)
 {
     const assay_profile *profile = assay_profile_by_name("bf16");
     const assay_judging how = trial_judging(profile);
-    trial t;
+    OWNED_BY(trial_close) trial t;
     assay_case *c = case_named("routing/deepseek3-tiny", "dtype=float32;sequence=512;profiles=bf16");
     trial_write(&t, folder, c);
     write_candidate(&t, profile, ASSAY_BFLOAT16, true);
-    assay_report report = trial_judge(&t, &how);
+    OWNED_BY(assay_report_free) assay_report report = trial_judge(&t, &how);
     if (report.verdict != ASSAY_PASS) fail_msg("%s", report.message);
     assert_true(report.routing.admissible > 0);
     assert_int_equal(report.routing.wrong, 0);
@@ -215,8 +212,6 @@ TEST_IN_FOLDER(other_experts_are_admissible)
     report = trial_judge(&t, &how);
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assert_true(report.routing.wrong > 0);
-    assay_report_free(&report);
-    trial_close(&t);
 }
 
 /* Tensors that have a type of their own, finer than the profile's storage: a kernel uses them in it, and passes. One
@@ -242,7 +237,7 @@ TEST_IN_FOLDER(named_tensors_are_not_rounded)
     const assay_profile *profile = assay_profile_by_name("bf16");
     const assay_judging how = trial_judging(profile);
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        trial t;
+        OWNED_BY(trial_close) trial t;
         assay_case *c = case_named(table[i].name, table[i].set);
         trial_write(&t, folder, c);
         for (int rounds = 0; rounds <= (int)table[i].fails; rounds++) {
@@ -251,25 +246,22 @@ TEST_IN_FOLDER(named_tensors_are_not_rounded)
                                           .bias_too = rounds == 1,
                                           .chooses = table[i].chooses};
             write_kernel(&t, profile, kernel);
-            assay_report report = trial_judge(&t, &how);
+            OWNED_BY(assay_report_free) assay_report report = trial_judge(&t, &how);
             if ((report.verdict == ASSAY_FAIL) != (rounds == 1))
                 fail_msg("%s, %s: %s", table[i].name, rounds == 0 ? "kept" : "rounded", report.message);
-            assay_report_free(&report);
         }
-        trial_close(&t);
     }
 }
 
 /* The sum of squares of a result's error scales. */
 static double scales_of(const char *name, const char *set, const char *path, assay_tensor_set *numbers)
 {
-    trial t;
+    OWNED_BY(trial_close) trial t;
     double sum = 0;
     trial_evaluate(&t, case_named(name, set), NULL);
     const assay_tensor *scales = assay_results_scales(&t.golden, assay_profile_by_name("bf16"), path);
     for (int64_t i = 0; i < scales->count; i++) sum += scales->values[i] * scales->values[i];
     assert_ok(&t.ctx, assay_tensor_set_copy(&t.ctx, &t.golden, numbers));
-    trial_close(&t);
     return sum;
 }
 
@@ -285,14 +277,12 @@ TEST(only_others_add_to_error_scales)
          "dtype=float32;dtypes.*_*=bfloat16;dtypes.x=bfloat16;dtypes.cotangents/*=bfloat16"},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        assay_tensor_set a = {0}, b = {0};
+        OWNED_BY(assay_tensor_set_free) assay_tensor_set a = {0}, b = {0};
         const double named = scales_of(table[i].name, table[i].named, table[i].path, &a);
         const double rounded = scales_of(table[i].name, table[i].not_named, table[i].path, &b);
         const assay_tensor *y = assay_tensor_set_find(&a, table[i].path), *z = assay_tensor_set_find(&b, table[i].path);
         assert_same_bits(y->values, z->values, y->count);
         if (!(named < 0.9 * rounded)) fail_msg("%s: %g, and rounded %g", table[i].name, named, rounded);
-        assay_tensor_set_free(&a);
-        assay_tensor_set_free(&b);
     }
 }
 

@@ -58,7 +58,7 @@ TEST(every_method_is_its_definition)
     for (int i = 0; i < 10; i++) {
         const definition *d = &DEFINITIONS[i];
         assay_context ctx = assay_context_default(1);
-        assay_form form = {0};
+        OWNED_BY(assay_form_free) assay_form form = {0};
         char yaml[1024];
         int32_t chosen[K];
         double weights[K];
@@ -70,14 +70,12 @@ TEST(every_method_is_its_definition)
                  "[0.5, -1, 2, 1.5, -0.25, 0.75]}%s}}",
                  count, d->method, d->biased ? "true" : "false", d->factor,
                  d->biased ? ", gate/bias: {values: [0.5, 0, -0.25, 0, 0.625, 0]}" : "");
-        assay_case *c = case_from(yaml);
+        OWNED_BY(free_case) assay_case *c = case_from(yaml);
         assert_ok(&ctx, assay_form_evaluate(&ctx, c, NULL, &form));
         weigh(d, count, chosen, weights);
         const assay_tensor *found = assay_tensor_set_find(&form.results, "routing/selected_experts");
         assert_memory_equal(found->indices, chosen, (size_t)count * sizeof *chosen);
         assert_close(assay_tensor_set_find(&form.results, "outputs/weights")->values, weights, count, 1e-14, 0);
-        assay_form_free(&form);
-        assay_cases_free(c, 1);
     }
     assert_null(assay_routing_method_names[11]);
     assert_null(assay_routing_method_by_name(""));

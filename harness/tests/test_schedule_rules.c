@@ -83,14 +83,14 @@ static const struct {
 
 static void try_orders(const test_folder *folder, const char *op)
 {
-    trial t;
+    OWNED_BY(trial_close) trial t;
     assay_case *c = case_named("deepseek_stack/batch-split", "profiles=[f32]");
     snprintf(c->op, sizeof c->op, "%s", op);
     trial_write(&t, folder, c);
     const assay_profile *profile = assay_profile_by_name("f32");
     trial_round(&t.golden, ASSAY_FLOAT32);
     assay_tensor *events = assay_tensor_set_find(&t.golden, "schedule/events");
-    int32_t *kept = malloc((size_t)events->count * sizeof *kept);
+    OWNED int32_t *kept = malloc((size_t)events->count * sizeof *kept);
     assert_non_null(kept);
     memcpy(kept, events->indices, (size_t)events->count * sizeof *kept);
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
@@ -98,23 +98,19 @@ static void try_orders(const test_folder *folder, const char *op)
         move(events, table[i].from, table[i].to);
         assert_memory_not_equal(events->indices, kept, (size_t)events->count * sizeof *kept);
         trial_write_candidate(&t, &t.golden, profile, is_result_but_groups);
-        assay_report report = trial_compare(&t, profile);
+        OWNED_BY(assay_report_free) assay_report report = trial_compare(&t, profile);
         const bool passes = report.verdict == ASSAY_PASS;
         if (passes != (table[i].rule == NULL)) fail_msg("order %d: %s", (int)i, report.message);
         if (!passes && strstr(report.message, table[i].rule) == NULL)
             fail_msg("order %d: %s, expected: %s", (int)i, report.message, table[i].rule);
-        assay_report_free(&report);
     }
     /* an event twice, and so another one missing */
     memcpy(events->indices, kept, (size_t)events->count * sizeof *kept);
     memcpy(events->indices, events->indices + ASSAY_EVENT_FIELDS, ASSAY_EVENT_FIELDS * sizeof *kept);
     trial_write_candidate(&t, &t.golden, profile, is_result_but_groups);
-    assay_report report = trial_compare(&t, profile);
+    OWNED_BY(assay_report_free) assay_report report = trial_compare(&t, profile);
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assert_non_null(strstr(report.message, "is there twice"));
-    assay_report_free(&report);
-    free(kept);
-    trial_close(&t);
 }
 
 TEST_IN_FOLDER(any_lawful_order_passes)
@@ -131,17 +127,16 @@ static void expect(trial *t, const assay_profile *profile, bool (*is_wanted)(con
                    const char *path, const char *rule)
 {
     trial_write_candidate(t, &t->golden, profile, is_wanted);
-    assay_report report = trial_compare(t, profile);
+    OWNED_BY(assay_report_free) assay_report report = trial_compare(t, profile);
     if ((report.verdict == ASSAY_PASS) != (rule == NULL))
         fail_msg("%s: %s", rule == NULL ? "passes" : rule, report.message);
     if (rule != NULL && (strstr(report.message, path) == NULL || strstr(report.message, rule) == NULL))
         fail_msg("%s, expected %s: %s", report.message, path, rule);
-    assay_report_free(&report);
 }
 
 TEST_IN_FOLDER(groups_and_barriers_follow_the_order)
 {
-    trial t;
+    OWNED_BY(trial_close) trial t;
     const assay_schedule_dims dims = {.first_layer = 0, .layers = 4, .factor = 2, .backward = true};
     static const int32_t fetch[] = {1, ASSAY_STAGE_FETCH, 2, -1}, gather[] = {1, ASSAY_STAGE_GATHER_WEIGHTS, 1, -1};
     trial_write(&t, folder, case_named("deepseek_stack/batch-split", "profiles=[f32]"));
@@ -163,5 +158,4 @@ TEST_IN_FOLDER(groups_and_barriers_follow_the_order)
     memcpy(barriers->indices, barriers->indices + ASSAY_BARRIER_FIELDS,
            ASSAY_BARRIER_FIELDS * sizeof *barriers->indices);
     expect(&t, profile, is_result, "schedule/barriers", "the barrier between");
-    trial_close(&t);
 }

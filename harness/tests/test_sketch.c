@@ -99,11 +99,11 @@ static void check_signs(const assay_sketch *s, const double *x)
 static void check_zeros(const assay_tensor_spec *spec, int64_t above, const double *x)
 {
     assay_context ctx = assay_context_default(1);
-    assay_sketch plain = {0}, skipped = {0};
+    OWNED_BY(assay_sketch_free) assay_sketch plain = {0}, skipped = {0};
     assert_ok(&ctx, assay_sketch_start(&ctx, spec, above, SEED, &plain));
     assert_ok(&ctx, assay_sketch_start(&ctx, spec, above, SEED, &skipped));
     const int64_t block = plain.rows * plain.columns, first = block / 3, end = plain.count - block / 2;
-    double *zeros = calloc((size_t)plain.count, sizeof *zeros);
+    OWNED double *zeros = calloc((size_t)plain.count, sizeof *zeros);
     assert_non_null(zeros);
     if (first < end) {
         assay_sketch_add(&plain, first, x, x);
@@ -117,9 +117,6 @@ static void check_zeros(const assay_tensor_spec *spec, int64_t above, const doub
             for (int64_t i = 0; i < plain.sizes[part]; i++) assert_true(plain.parts[part][i] == skipped.parts[part][i]);
         }
     }
-    free(zeros);
-    assay_sketch_free(&plain);
-    assay_sketch_free(&skipped);
 }
 
 TEST(test_sums_and_slices)
@@ -133,8 +130,8 @@ TEST(test_sums_and_slices)
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const assay_tensor_spec spec = gradient_of(shapes[i].rank, shapes[i].dims);
         const int64_t count = assay_shape_count(&spec.shape), above = shapes[i].rank == 4 ? 800 : 1 << 20;
-        assay_sketch once = {0}, pieces = {0};
-        double *x = NULL;
+        OWNED_BY(assay_sketch_free) assay_sketch once = {0}, pieces = {0};
+        OWNED double *x = NULL;
         assert_ok(&ctx, assay_alloc_f64(&ctx, "x", count, &x));
         assert_ok(&ctx, assay_random_fill(&ctx, &normal, 1, "x", &spec.shape, ASSAY_FLOAT64, 0, count, x));
         assert_ok(&ctx, assay_sketch_start(&ctx, &spec, above, SEED, &once));
@@ -154,9 +151,6 @@ TEST(test_sums_and_slices)
         check_slices(&once, above, x);
         check_signs(&once, x);
         check_zeros(&spec, above, x);
-        assay_sketch_free(&once);
-        assay_sketch_free(&pieces);
-        free(x);
     }
 }
 
@@ -200,14 +194,12 @@ static void write_whole(trial *sketched, trial *whole, const char *changed, int6
 static assay_report judge_file(trial *t, const char *path)
 {
     assay_report report;
-    assay_golden golden = {0};
-    assay_fixture_reader *candidate = NULL;
+    OWNED_BY(assay_golden_close) assay_golden golden = {0};
+    OWNED_BY(close_reader) assay_fixture_reader *candidate = NULL;
     const assay_judging how = {.profile = assay_profile_by_name("f32"), .false_alarm = 1e-6, .quiet = true};
     assert_ok(&t->ctx, assay_golden_open(&t->ctx, t->file, &golden));
     assert_ok(&t->ctx, assay_fixture_open(&t->ctx, path, &candidate));
     assert_ok(&t->ctx, assay_judge(&t->ctx, &golden, candidate, &how, &report, NULL));
-    assay_fixture_close(candidate);
-    assay_golden_close(&golden);
     return report;
 }
 
@@ -224,7 +216,7 @@ static bool names(const assay_report *report, const char *path)
 TEST_IN_FOLDER(candidates_are_judged_by_sketches)
 {
     static const char wi_0[] = "gradients/weights/wi_0";
-    trial sketched, whole;
+    OWNED_BY(trial_close) trial sketched, whole;
     assay_report report;
     trial_evaluate(&whole, case_named("moe/small", "base_moe_mlp_dim=300"), NULL);
     assay_case *c = case_named("moe/small", "base_moe_mlp_dim=300");
@@ -259,8 +251,6 @@ TEST_IN_FOLDER(candidates_are_judged_by_sketches)
         assert_false(names(&report, "weights/wo"));
         assay_report_free(&report);
     }
-    trial_close(&sketched);
-    trial_close(&whole);
 }
 
 /* A golden's sketch is that of the whole gradient. Its sums err by what its elements do, each by itself, and by their storage, of
@@ -268,7 +258,7 @@ TEST_IN_FOLDER(candidates_are_judged_by_sketches)
 TEST(test_sketches_of_goldens)
 {
     trial whole, sketched;
-    assay_sketch values = {0};
+    OWNED_BY(assay_sketch_free) assay_sketch values = {0};
     char at[ASSAY_PATH_SIZE];
     double expected = 0;
     trial_evaluate(&whole, case_named("gmm/primes", "profiles=bf16"), NULL);
@@ -298,7 +288,6 @@ TEST(test_sketches_of_goldens)
         for (int64_t i = 0; i < scale->count; i++) found += scale->values[i] * scale->values[i];
         if (!(found > 0.25 * expected && found < expected)) fail_msg("%s: %g times the variance", at, found / expected);
     }
-    assay_sketch_free(&values);
     trial_close(&sketched);
     trial_close(&whole);
 }

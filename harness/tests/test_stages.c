@@ -28,7 +28,7 @@ static bool is_no_checkpoint(const assay_tensor_spec *spec)
 /* What a run gives that goes on from `factor` times its own value of a checkpoint (NULL: of none), in bfloat16. */
 static void make(trial *t, const char *path, double factor, assay_tensor_set *results)
 {
-    assay_tensor_set staged = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set staged = {0};
     const assay_tensor *own = path == NULL ? NULL : assay_tensor_set_find(&t->golden, path);
     if (own != NULL) {
         assay_tensor_spec spec = own->spec;
@@ -48,7 +48,6 @@ static void make(trial *t, const char *path, double factor, assay_tensor_set *re
     assert_int_equal(own == NULL, memcmp(y->values, golden_y->values, (size_t)y->count * sizeof *y->values) == 0);
     for (int64_t i = 0; own != NULL && i < own->count; i++) assay_tensor_set_find(results, path)->values[i] *= factor;
     trial_round(results, ASSAY_BFLOAT16);
-    assay_tensor_set_free(&staged);
 }
 
 static void write_candidate(trial *t, const assay_tensor_set *results, bool (*is_wanted)(const assay_tensor_spec *spec))
@@ -115,16 +114,13 @@ typedef struct planted {
 
 static void check(const test_folder *folder, const planted *p)
 {
-    trial t = {0};
-    assay_tensor_set results = {0};
+    OWNED_BY(trial_close) trial t = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
     trial_write(&t, folder, case_named(p->name, SETS));
     make(&t, p->path, p->factor, &results);
     write_candidate(&t, &results, is_result);
-    assay_report report = judge(&t);
+    OWNED_BY(assay_report_free) assay_report report = judge(&t);
     check_stages(&report, p->name, p->path);
-    assay_report_free(&report);
-    assay_tensor_set_free(&results);
-    trial_close(&t);
 }
 
 TEST_IN_FOLDER(right_candidates_pass)
@@ -167,14 +163,14 @@ TEST_IN_FOLDER(the_wrong_stage_fails_and_no_other)
 /* What is no use to go on from fails by itself: the run goes on from its own. */
 TEST_IN_FOLDER(malformed_checkpoints_fail_alone)
 {
-    trial t = {0};
-    assay_tensor_set results = {0};
+    OWNED_BY(trial_close) trial t = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
     trial_write(&t, folder, case_named("mla/small", SETS));
     make(&t, NULL, 1, &results);
     assay_tensor *bad = assay_tensor_set_find(&results, "checkpoints/mla_kv");
     bad->values[3] = NAN;
     write_candidate(&t, &results, is_result);
-    assay_report report = judge(&t);
+    OWNED_BY(assay_report_free) assay_report report = judge(&t);
     check_stages(&report, "NaN", "checkpoints/mla_kv");
     assert_int_equal(find(report.stages, "checkpoints/mla_kv")->finding, ASSAY_FINDING_NONFINITE);
     assay_report_free(&report);
@@ -185,18 +181,14 @@ TEST_IN_FOLDER(malformed_checkpoints_fail_alone)
     report = judge(&t);
     check_stages(&report, "shape", "checkpoints/mla_kv");
     assert_int_equal(find(report.stages, "checkpoints/mla_kv")->finding, ASSAY_FINDING_SHAPE);
-    assay_report_free(&report);
-    assay_tensor_set_free(&results);
-    trial_close(&t);
 }
 
 static void plant(const test_folder *folder, const planted *p, trial *t)
 {
-    assay_tensor_set results = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
     trial_write(t, folder, case_named(p->name, SETS));
     make(t, p->path, p->factor, &results);
     write_candidate(t, &results, is_result);
-    assay_tensor_set_free(&results);
 }
 
 static void check_same(const assay_report *report, const assay_report *first)
@@ -215,61 +207,52 @@ static void check_same(const assay_report *report, const assay_report *first)
 
 TEST_IN_FOLDER(same_bits_with_any_threads_and_isa)
 {
-    trial t = {0};
+    OWNED_BY(trial_close) trial t = {0};
     int form = 0;
     plant(folder, &(planted){"moe/small", "checkpoints/moe_mlpwi_0", 1.02}, &t);
-    assay_report first = judge(&t);
+    OWNED_BY(assay_report_free) assay_report first = judge(&t);
     while (test_next_context(&form, &t.ctx)) {
-        assay_report report = judge(&t);
+        OWNED_BY(assay_report_free) assay_report report = judge(&t);
         check_same(&report, &first);
-        assay_report_free(&report);
     }
-    assay_report_free(&first);
-    trial_close(&t);
 }
 
 /* False: none was left to fail. */
 static bool judge_failing(trial *t, const assay_judging *how, int64_t n)
 {
-    assay_report report;
+    OWNED_BY(assay_report_free) assay_report report;
     const assay_status status = trial_try_judge(t, how, n, &report);
     const bool failed = assay_allocation_failed();
     assay_fail_allocation(-1);
     /* a verdict stands without its explanation */
     if (how->unexplained || status != ASSAY_OK) assert_int_equal(had_memory(&t->ctx, status), !failed);
     if (status == ASSAY_OK) assert_int_equal(report.verdict, ASSAY_FAIL);
-    assay_report_free(&report);
     return failed;
 }
 
 TEST_IN_FOLDER(failing_allocations)
 {
-    trial t = {0};
+    OWNED_BY(trial_close) trial t = {0};
     plant(folder, &(planted){"mlp/silu", "checkpoints/mlpwi_0", 1.02}, &t);
     assay_judging how = judging();
     int64_t whole = 0;
     while (judge_failing(&t, &how, whole)) whole += whole < 40 ? 1 : 311;
     how.unexplained = false;
     for (int64_t n = whole - 600; judge_failing(&t, &how, n);) n += n < whole + 300 ? 101 : 9001;
-    trial_close(&t);
 }
 
 /* A golden that holds no checkpoints judges the whole, and its case the stages. */
 TEST_IN_FOLDER(the_golden_need_not_hold_checkpoints)
 {
-    trial t = {0}, with = {0};
-    assay_tensor_set results = {0};
+    OWNED_BY(trial_close) trial t = {0}, with = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
     trial_evaluate(&with, case_named("moe/small", SETS), NULL);
     make(&with, "checkpoints/moe_mlpwi_1", 1.02, &results);
     trial_write(&t, folder, case_named("moe/small", "profiles=bf16;checkpoints=none"));
     write_candidate(&t, &results, is_result);
-    assay_report report = judge(&t);
+    OWNED_BY(assay_report_free) assay_report report = judge(&t);
     check_stages(&report, "moe/small", "checkpoints/moe_mlpwi_1");
     assert_int_equal(report.unknown_count, 0);
-    assay_report_free(&report);
-    assay_tensor_set_free(&results);
-    trial_close(&t);
-    trial_close(&with);
 }
 
 /* What the mutant gives with its checkpoints; or, of no mutant, with one that is planted. */
@@ -297,8 +280,8 @@ TEST_IN_FOLDER(a_wrong_stage_has_the_name_of_its_bug)
                  {"functions_in_bf16", "checkpoints/query_proj", "does the kernel take exponentials", 24},
                  {"checkpoints/mla_kv", "checkpoints/mla_kv", "by stage, no known bug explains it", 24}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        trial t = {0}, with = {0};
-        assay_tensor_set results = {0};
+        OWNED_BY(trial_close) trial t = {0}, with = {0};
+        OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
         assay_judging how = judging();
         how.unexplained = false;
         char all[128], none[128];
@@ -308,17 +291,13 @@ TEST_IN_FOLDER(a_wrong_stage_has_the_name_of_its_bug)
         make_mutant(&with, table[i].name, &results);
         trial_write(&t, folder, case_named("mla/small", none));
         write_candidate(&t, &results, is_result);
-        assay_report report = trial_judge(&t, &how);
+        OWNED_BY(assay_report_free) assay_report report = trial_judge(&t, &how);
         assert_int_equal(report.verdict, ASSAY_FAIL);
         if (strstr(report.message, table[i].stage) == NULL || strstr(report.explanation, table[i].says) == NULL)
             fail_msg("%s: %s; %s", table[i].name, report.message, report.explanation);
         const bool named = strstr(table[i].says, "equals") != NULL;
         assert_int_equal(report.explained_count, named);
         if (named) assert_string_equal(report.explained_by[0], table[i].name);
-        assay_report_free(&report);
-        assay_tensor_set_free(&results);
-        trial_close(&t);
-        trial_close(&with);
     }
 }
 
@@ -330,8 +309,8 @@ static bool ends_no_stage(const assay_tensor_spec *spec)
 /* But a router's weights: its stage begins at x then. */
 TEST_IN_FOLDER(without_checkpoints_there_are_no_stages)
 {
-    trial t = {0};
-    assay_tensor_set results = {0};
+    OWNED_BY(trial_close) trial t = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
     trial_write(&t, folder, case_named("moe/small", SETS));
     make(&t, NULL, 1, &results);
     write_candidate(&t, &results, ends_no_stage);
@@ -349,8 +328,6 @@ TEST_IN_FOLDER(without_checkpoints_there_are_no_stages)
         assert_int_equal(find(&report, "routing/weights")->verdict, coarse ? ASSAY_FAIL : ASSAY_PASS);
         assay_report_free(&report);
     }
-    assay_tensor_set_free(&results);
-    trial_close(&t);
 }
 
 TEST(cases_that_nobody_evaluates_by_stage_are_refused)
@@ -362,9 +339,8 @@ TEST(cases_that_nobody_evaluates_by_stage_are_refused)
                  {"deepseek_layer/batch-split", "batch-split schedule"}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_case *c = case_named(table[i].name, NULL);
+        OWNED_BY(free_case) assay_case *c = case_named(table[i].name, NULL);
         assert_int_equal(assay_stages_check(&ctx, c), ASSAY_BAD_INPUT);
         assert_non_null(strstr(ctx.message, table[i].why));
-        assay_cases_free(c, 1);
     }
 }

@@ -14,14 +14,13 @@ TEST_LABELS(units);
 static assay_case *with_text(const char *name, const char *from, const char *to)
 {
     assay_context ctx = assay_context_default(1);
-    assay_case *c = case_named(name, "profiles=none");
+    OWNED_BY(free_case) assay_case *c = case_named(name, "profiles=none");
     char *text = NULL, changed[8192];
     assert_ok(&ctx, assay_case_to_yaml(&ctx, c, &text));
     const char *at = strstr(text, from);
     if (at == NULL) fail_msg("%s has no %s", name, from);
     snprintf(changed, sizeof changed, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
     free(text);
-    assay_cases_free(c, 1);
     return case_from(changed);
 }
 
@@ -64,8 +63,8 @@ TEST(a_changed_program_gives_the_same)
 {
     for (size_t i = 0; i < sizeof TEXTS / sizeof *TEXTS; i++) {
         trial plain, changed;
-        assay_mutant_list list = {0};
-        assay_tensor_set results = {0};
+        OWNED_BY(assay_mutant_list_free) assay_mutant_list list = {0};
+        OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
         bool applies = true;
         trial_evaluate(&plain, case_named(TEXTS[i].name, "profiles=none"), NULL);
         trial_evaluate(&changed, with_text(TEXTS[i].name, TEXTS[i].from, TEXTS[i].to), NULL);
@@ -84,8 +83,6 @@ TEST(a_changed_program_gives_the_same)
                     fail_msg("%s of %s: %s[%d] is %.17g, expected %.17g", TEXTS[i].mutant, TEXTS[i].name,
                              own->spec.path, (int)k, own->values[k], its->values[k]);
         }
-        assay_tensor_set_free(&results);
-        assay_mutant_list_free(&list);
         trial_close(&plain);
         trial_close(&changed);
     }
@@ -121,7 +118,7 @@ static void measure(const assay_tensor_set *set, double *loss, double *slope, do
 
 static double loss_at(trial *t, const assay_mutant *mutant, double step, double *slope, double *size)
 {
-    assay_tensor_set moved = {0}, results = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set moved = {0}, results = {0};
     assay_trial at = trial_at(t, "f64");
     bool applies = true;
     double loss;
@@ -137,8 +134,6 @@ static double loss_at(trial *t, const assay_mutant *mutant, double step, double 
     assert_ok(&t->ctx, assay_mutant_evaluate(&t->ctx, &at, mutant, &results, &applies));
     measure(&results, &loss, slope, size);
     if (!applies) *size = loss = 0; /* other indices, which are out of range */
-    assay_tensor_set_free(&moved);
-    assay_tensor_set_free(&results);
     return loss;
 }
 
@@ -169,8 +164,8 @@ TEST(what_flows_back_is_the_derivative)
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         trial t;
         int tried = 0;
-        assay_mutant_list list = {0};
-        graph *g = calloc(1, sizeof *g);
+        OWNED_BY(assay_mutant_list_free) assay_mutant_list list = {0};
+        OWNED graph *g = calloc(1, sizeof *g);
         assert_non_null(g);
         trial_evaluate(&t, case_named(names[i], "profiles=none;dtype=float64"), NULL);
         assert_ok(&t.ctx, assay_mutants_of(&t.ctx, &t.plan, &list));
@@ -188,8 +183,6 @@ TEST(what_flows_back_is_the_derivative)
                 fail_msg("%s of %s: %.12g flows back, expected %.12g", list.items[k]->name, names[i], slope, found);
         }
         assert_true(tried > 10);
-        free(g);
-        assay_mutant_list_free(&list);
         trial_close(&t);
     }
 }
@@ -200,8 +193,8 @@ TEST(names_are_names_of_files_and_differ)
     static const char *const names[] = {"program/every-map", "program/transformer-layer", "mla/small", "gqa/gpt-oss",
                                         "mlp/silu",          "layer_norm/small"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        trial t;
-        assay_mutant_list list = {0};
+        OWNED_BY(trial_close) trial t;
+        OWNED_BY(assay_mutant_list_free) assay_mutant_list list = {0};
         trial_plan(&t, case_named(names[i], "profiles=none"));
         assert_ok(&t.ctx, assay_mutants_like(&t.ctx, &t.plan, "step:*", &list));
         for (int k = 0; k < list.count; k++) {
@@ -213,8 +206,6 @@ TEST(names_are_names_of_files_and_differ)
         }
         assay_mutant_list_free(&list);
         assert_int_equal(assay_mutants_like(&t.ctx, &t.plan, "step:no_such:*", &list), ASSAY_BAD_INPUT);
-        assay_mutant_list_free(&list);
-        trial_close(&t);
     }
 }
 
@@ -240,8 +231,8 @@ TEST(what_changes_nothing_is_equivalent)
                  {"program/every-reduction", "step:a:exchanged", false},
                  {"program/batched-product", "step:s.order:left_out", true}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        trial t;
-        assay_power_test found = {0};
+        OWNED_BY(trial_close) trial t;
+        OWNED_BY(assay_power_test_free) assay_power_test found = {0};
         trial_evaluate(&t, case_named(table[i].name, "profiles=[f32]"), NULL);
         t.plan.mutants_like = table[i].mutant;
         assert_ok(&t.ctx,
@@ -251,8 +242,6 @@ TEST(what_changes_nothing_is_equivalent)
         if (r->equivalent != table[i].equivalent) fail_msg("%s: %s", table[i].name, table[i].mutant);
         assert_int_equal(r->outcome, table[i].equivalent ? ASSAY_MUTANT_NOT_APPLICABLE : ASSAY_MUTANT_DETECTED);
         assert_int_equal(found.power.effective, table[i].equivalent ? 0 : 1);
-        assay_power_test_free(&found);
-        trial_close(&t);
     }
 }
 
@@ -271,8 +260,8 @@ TEST(what_this_data_hides_is_not_equivalent)
                  {"step:b:first_alone", false, false},
                  {"step:b:doubled", true, false},
                  {"step:b:exchanged", true, false}};
-    trial t;
-    assay_power_test found = {0};
+    OWNED_BY(trial_close) trial t;
+    OWNED_BY(assay_power_test_free) assay_power_test found = {0};
     trial_evaluate(&t, case_from(CROWDED), NULL);
     assert_ok(&t.ctx,
               assay_power_test_run(&t.ctx, &t.plan, &t.golden, assay_profile_by_name("f32"), 1e-6, NULL, &found));
@@ -281,15 +270,13 @@ TEST(what_this_data_hides_is_not_equivalent)
         const assay_mutant_result *r = result_of(&found, table[i].mutant);
         if (r->equivalent != table[i].equivalent || r->unshown != table[i].unshown) fail_msg("%s", table[i].mutant);
     }
-    assay_power_test_free(&found);
-    trial_close(&t);
 }
 
 /* Of a program its steps' mutants are among those that count; of another operation they are where they are asked for. */
 TEST(programs_have_them_and_others_are_asked)
 {
-    trial t;
-    assay_power_test found = {0};
+    OWNED_BY(trial_close) trial t;
+    OWNED_BY(assay_power_test_free) assay_power_test found = {0};
     trial_evaluate(&t, case_named("program/lora", "profiles=[f32]"), NULL);
     assert_ok(&t.ctx,
               assay_power_test_run(&t.ctx, &t.plan, &t.golden, assay_profile_by_name("f32"), 1e-6, NULL, &found));
@@ -317,8 +304,6 @@ TEST(programs_have_them_and_others_are_asked)
     assert_int_equal(result_of(&found, "step:attention_out:second_reads_query_proj")->outcome, ASSAY_MUTANT_DETECTED);
     assert_int_equal(result_of(&found, "step:query_proj.rotation_angles:first_reads_segment_ids")->outcome,
                      ASSAY_MUTANT_NOT_APPLICABLE);
-    assay_power_test_free(&found);
-    trial_close(&t);
 }
 
 static bool is_required(const assay_tensor_spec *spec)
@@ -332,25 +317,21 @@ TEST_IN_FOLDER(a_failure_names_the_step)
     static const char *const mutants[] = {"step:h.silu:as_gelu", "step:u:tail_not_read", "step:h.mul:last_row_stale",
                                           "step:g:second_reads_up"};
     const assay_profile *profile = assay_profile_by_name("bf16");
-    trial t;
-    assay_mutant_list list = {0};
+    OWNED_BY(trial_close) trial t;
+    OWNED_BY(assay_mutant_list_free) assay_mutant_list list = {0};
     trial_write(&t, folder, case_named("program/swiglu", "profiles=[bf16]"));
     assert_ok(&t.ctx, assay_mutants_of(&t.ctx, &t.plan, &list));
     for (size_t i = 0; i < sizeof mutants / sizeof *mutants; i++) {
-        assay_tensor_set results = {0};
+        OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
         bool applies = true;
         const assay_trial at = trial_at(&t, "bf16");
         assert_ok(&t.ctx, assay_mutant_make(&t.ctx, &at, named(&list, mutants[i]), &results, &applies));
         trial_write_candidate(&t, &results, profile, is_required);
         const assay_judging how = {.profile = profile, .false_alarm = 1e-6, .quiet = true};
-        assay_report report = trial_judge(&t, &how);
+        OWNED_BY(assay_report_free) assay_report report = trial_judge(&t, &how);
         assert_int_equal(report.verdict, ASSAY_FAIL);
         bool is_named = false; /* up for gate is u for g: nobody can tell */
         for (int k = 0; k < report.explained_count; k++) is_named |= strcmp(report.explained_by[k], mutants[i]) == 0;
         if (!is_named || report.explained_count > 2) fail_msg("%s: %s", mutants[i], report.explanation);
-        assay_report_free(&report);
-        assay_tensor_set_free(&results);
     }
-    assay_mutant_list_free(&list);
-    trial_close(&t);
 }

@@ -132,7 +132,7 @@ static bool is_among(const results_of *rows, size_t count, const char *name, con
 /* The results of a run, at the golden's choice of experts where there is a golden. */
 static void run(trial *t, assay_context *ctx, const assay_tensor_set *golden, assay_tensor_set *results)
 {
-    assay_tensor_set choice = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set choice = {0};
     for (int i = 0; i < t->plan.list.count; i++) {
         const assay_tensor_spec *spec = &t->plan.list.entries[i].spec;
         if (!assay_role_is_input(spec->role)) assert_ok(ctx, assay_tensor_set_add(ctx, results, spec, NULL));
@@ -147,7 +147,6 @@ static void run(trial *t, assay_context *ctx, const assay_tensor_set *golden, as
     const assay_source in = assay_overlay_source(&given);
     const assay_sink out = assay_tensor_set_sink(results);
     assert_ok(ctx, assay_operation_run(ctx, t->plan.operation, t->c, &in, &out));
-    assay_tensor_set_free(&choice);
 }
 
 /* Not every element is a sum of several terms that are not 0: a token may be alone with its expert. */

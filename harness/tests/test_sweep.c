@@ -119,7 +119,7 @@ static assay_status run(trial *t, int threads, passage *p, assay_tensor_set *res
 /* Over memory that was NaN, into the golden: what all else is held against. Its allocations. */
 static int64_t reference(trial *t, passage *p)
 {
-    assay_tensor_set results = rooms(t);
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set results = rooms(t);
     assay_fill_allocations(0xff);
     assay_fail_allocation(INT64_MAX);
     assert_ok(&t->ctx, run(t, 1, p, &results));
@@ -133,7 +133,6 @@ static int64_t reference(trial *t, passage *p)
         if (from->values != NULL) memcpy(to->values, from->values, count * sizeof *to->values);
         if (from->indices != NULL) memcpy(to->indices, from->indices, count * sizeof *to->indices);
     }
-    assay_tensor_set_free(&results);
     return allocations;
 }
 
@@ -149,7 +148,7 @@ static bool is_same(const assay_tensor *a, const assay_tensor *b)
 static void assert_runs_same(trial *t, int threads, passage p, int held, const char *how)
 {
     assay_fill_allocations(held);
-    assay_tensor_set results = rooms(t);
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set results = rooms(t);
     const assay_status status = run(t, threads, &p, &results);
     assay_fill_allocations(-1);
     if (status != ASSAY_OK) fail_msg("%s %s: %s", t->c->name, how, t->ctx.message);
@@ -159,7 +158,6 @@ static void assert_runs_same(trial *t, int threads, passage p, int held, const c
         if (wanted ? !is_same(found, expected) : found->written != 0)
             fail_msg("%s: %s has other bits %s", t->c->name, found->spec.path, how);
     }
-    assay_tensor_set_free(&results);
 }
 
 /* What a recipe quantises on the way back the batch-split schedule shows beside gradients alone. */
@@ -192,13 +190,12 @@ static void assert_failed(const trial *t, assay_status status, assay_status expe
 
 static void assert_fails(trial *t, passage p, int64_t allocation, assay_status expected, const char *how)
 {
-    assay_tensor_set results = rooms(t);
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set results = rooms(t);
     const int64_t before = assay_live_allocations();
     assay_fail_allocation(allocation);
     const assay_status status = run(t, 1, &p, &results);
     assay_fail_allocation(-1);
     assert_failed(t, status, expected, assay_live_allocations() - before, how);
-    assay_tensor_set_free(&results);
 }
 
 /* The place of failure i, of `count`. */

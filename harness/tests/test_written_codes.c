@@ -50,11 +50,10 @@ static assay_report judged(written *f)
 /* NULL words: it passes. */
 static void expect(written *f, const char *words)
 {
-    assay_report report = judged(f);
+    OWNED_BY(assay_report_free) assay_report report = judged(f);
     const bool right = words == NULL ? report.verdict == ASSAY_PASS
                                      : report.verdict == ASSAY_FAIL && strstr(report.message, words) != NULL;
     if (!right) fail_msg("%s: %s (%s)", f->t.c->name, report.message, report.codes);
-    assay_report_free(&report);
 }
 
 /* Where a token of the case has its row, in all bytes. */
@@ -231,10 +230,9 @@ TEST_IN_FOLDER(correct_runs_pass)
             ctx.emulation = &emulation;
             assay_tensor_set_free(&f.results);
             trial_run(&f.t, &ctx, &in, &f.results);
-            assay_report report = judged(&f);
+            OWNED_BY(assay_report_free) assay_report report = judged(&f);
             if (report.verdict != ASSAY_PASS) fail_msg("%s, run %d: %s", cases[n].name, number, report.message);
             others |= strstr(report.codes, " 0 within errors") == NULL;
-            assay_report_free(&report);
         }
         close_case(&f);
     }
@@ -265,10 +263,9 @@ TEST_IN_FOLDER(failing_allocations)
     const assay_judging how = trial_judging(f.profile);
     trial_write_candidate(&f.t, &f.results, f.profile, is_output);
     for (int64_t fails = 0; status == ASSAY_NO_MEMORY; fails++) {
-        assay_report report = {0};
+        OWNED_BY(assay_report_free) assay_report report = {0};
         status = trial_try_judge(&f.t, &how, fails, &report);
         if (status == ASSAY_OK) assert_int_equal(report.verdict, ASSAY_PASS);
-        assay_report_free(&report);
     }
     assert_ok(&f.t.ctx, status);
     close_case(&f);

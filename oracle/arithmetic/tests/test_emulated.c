@@ -80,19 +80,16 @@ TEST(test_numbers_of_the_grid_stay)
                 uint16_t code = (uint16_t)i;
                 assay_dtype_decode(types[t], 1, &code, &x[i]);
             }
-            double *y = rounded(&e, ASSAY_ROUND_STORAGE, x, count);
+            OWNED double *y = rounded(&e, ASSAY_ROUND_STORAGE, x, count);
             assert_same_bits(y, x, count);
-            free(y);
         }
     }
     free(x);
     assay_emulation e = emulation_of(ASSAY_FLOAT32, 5);
-    double *wide = uniforms(3, -2, 2, COUNT);
+    OWNED double *wide = uniforms(3, -2, 2, COUNT);
     for (int64_t i = 0; i < COUNT; i++) wide[i] = (double)(float)ldexp(wide[i], (int)(i % 276) - 149);
-    double *y = rounded(&e, ASSAY_ROUND_STORAGE, wide, COUNT);
+    OWNED double *y = rounded(&e, ASSAY_ROUND_STORAGE, wide, COUNT);
     assert_same_bits(y, wide, COUNT);
-    free(wide);
-    free(y);
 }
 
 /* To one of the two neighbours, on average to where it was, with a mean square of 1/6 of the squared spacing. */
@@ -103,7 +100,7 @@ TEST(test_stochastic_rounding)
         assay_emulation e = emulation_of(types[t], 11);
         const double spacing = 2 * assay_dtype_unit_roundoff(types[t]);
         double *x = uniforms(t, -2, -1, COUNT), sum = 0, squares = 0;
-        double *y = rounded(&e, ASSAY_ROUND_STORAGE, x, COUNT);
+        OWNED double *y = rounded(&e, ASSAY_ROUND_STORAGE, x, COUNT);
         for (int64_t i = 0; i < COUNT; i++) {
             const double error = (y[i] - x[i]) / spacing;
             assert_true(assay_dtype_round(types[t], y[i], false) == y[i]);
@@ -114,7 +111,6 @@ TEST(test_stochastic_rounding)
         assert_within(sum / COUNT, 0, 5 * sqrt(1.0 / 6 / COUNT), "mean");
         assert_within(squares / COUNT, 1.0 / 6, 5 * 0.18 / sqrt(COUNT), "mean square");
         free(x);
-        free(y);
     }
 }
 
@@ -181,7 +177,7 @@ TEST(test_relative_errors)
     } table[] = {
         {ASSAY_ROUND_ROUTER, 2 * F32_UNIT}, {ASSAY_ROUND_ELEMENTARY, 0x1p-22}, {ASSAY_ROUND_ACCUMULATE, F32_UNIT}};
     assay_emulation e = emulation_of(ASSAY_BFLOAT16, 7);
-    double *x = uniforms(2, -30, 30, COUNT);
+    OWNED double *x = uniforms(2, -30, 30, COUNT);
     for (size_t t = 0; t < sizeof table / sizeof *table; t++) {
         double *y = rounded(&e, table[t].rounding, x, COUNT), sum = 0, squares = 0;
         for (int64_t i = 0; i < COUNT; i++) {
@@ -201,7 +197,8 @@ TEST(test_relative_errors)
     }
     e.precision.router = 0;
     e.precision.elementary = 0x1p-54;
-    double *exact = rounded(&e, ASSAY_ROUND_ROUTER, x, COUNT), *next = rounded(&e, ASSAY_ROUND_ELEMENTARY, x, COUNT);
+    OWNED double *exact = rounded(&e, ASSAY_ROUND_ROUTER, x, COUNT),
+                 *next = rounded(&e, ASSAY_ROUND_ELEMENTARY, x, COUNT);
     assert_same_bits(exact, x, COUNT);
     int64_t moved = 0;
     for (int64_t i = 0; i < COUNT; i++) {
@@ -209,9 +206,6 @@ TEST(test_relative_errors)
         moved += next[i] != x[i];
     }
     assert_within((double)moved / COUNT, 1.0 / 3, 5 * 0.5 / sqrt(COUNT), "share that moves");
-    free(x);
-    free(exact);
-    free(next);
 }
 
 /* In the place of the profile's, in products too; of float16 with an end and a beginning. */
@@ -242,7 +236,8 @@ TEST(test_rounded_sums)
 {
     assay_emulation e = emulation_of(ASSAY_FLOAT32, 9);
     assay_context ctx = context_of(&e, 1), plain = assay_context_default(1);
-    double *x = uniforms(4, 1, 2, COUNT), *y = malloc(COUNT * sizeof *y), sum = 0, squares = 0;
+    double sum = 0, squares = 0;
+    OWNED double *x = uniforms(4, 1, 2, COUNT), *y = malloc(COUNT * sizeof *y);
     assert_non_null(y);
     memcpy(y, x, COUNT * sizeof *y);
     assay_round_sums(&plain, 50, COUNT, y);
@@ -258,8 +253,6 @@ TEST(test_rounded_sums)
     double kept[] = {0.0, INFINITY, -INFINITY, NAN};
     assay_round_sums(&ctx, 50, 4, kept);
     assert_true(kept[0] == 0 && kept[1] == INFINITY && kept[2] == -INFINITY && isnan(kept[3]));
-    free(x);
-    free(y);
 }
 
 static double correlation(const double *x, const double *y, const double *z, int64_t count)
@@ -275,12 +268,14 @@ static double correlation(const double *x, const double *y, const double *z, int
 TEST(test_draws_are_independent)
 {
     assay_emulation e = emulation_of(ASSAY_BFLOAT16, 0), other = emulation_of(ASSAY_BFLOAT16, 1);
-    double *x = uniforms(5, 1, 2, COUNT);
-    double *shifted = malloc(COUNT * sizeof *shifted);
+    OWNED double *x = uniforms(5, 1, 2, COUNT);
+    OWNED double *shifted = malloc(COUNT * sizeof *shifted);
     assert_non_null(shifted);
-    double *first = rounded(&e, ASSAY_ROUND_STORAGE, x, COUNT), *again = rounded(&e, ASSAY_ROUND_STORAGE, x, COUNT);
-    double *second = rounded(&other, ASSAY_ROUND_STORAGE, x, COUNT);
-    double *router = rounded(&e, ASSAY_ROUND_ROUTER, x, COUNT), *sums = rounded(&e, ASSAY_ROUND_ACCUMULATE, x, COUNT);
+    OWNED double *first = rounded(&e, ASSAY_ROUND_STORAGE, x, COUNT),
+                 *again = rounded(&e, ASSAY_ROUND_STORAGE, x, COUNT);
+    OWNED double *second = rounded(&other, ASSAY_ROUND_STORAGE, x, COUNT);
+    OWNED double *router = rounded(&e, ASSAY_ROUND_ROUTER, x, COUNT),
+                 *sums = rounded(&e, ASSAY_ROUND_ACCUMULATE, x, COUNT);
     assert_same_bits(again, first, COUNT);
     assert_within(correlation(first, second, x, COUNT), 0, 5 / sqrt(COUNT), "correlation of seeds");
     assert_within(correlation(first, router, x, COUNT), 0, 5 / sqrt(COUNT), "correlation of places");
@@ -288,13 +283,6 @@ TEST(test_draws_are_independent)
     /* Neighbouring values: the error of the next one, as if it were this one's. */
     for (int64_t i = 0; i < COUNT; i++) shifted[i] = x[i] + (first[(i + 1) % COUNT] - x[(i + 1) % COUNT]);
     assert_within(correlation(first, shifted, x, COUNT), 0, 5 / sqrt(COUNT), "correlation of values");
-    free(x);
-    free(shifted);
-    free(first);
-    free(again);
-    free(second);
-    free(router);
-    free(sums);
 }
 
 TEST(test_rounding_does_not_depend_on_threads)
@@ -303,17 +291,15 @@ TEST(test_rounding_does_not_depend_on_threads)
     double *x = uniforms(9, -4, 4, COUNT);
     for (int rounding = ASSAY_ROUND_STORAGE; rounding <= ASSAY_ROUND_ACCUMULATE; rounding++) {
         assay_emulation e = emulation_of(ASSAY_FLOAT16, 3);
-        double *expected = rounded(&e, (assay_rounding)rounding, x, COUNT);
+        OWNED double *expected = rounded(&e, (assay_rounding)rounding, x, COUNT);
         for (int t = 0; t < 2; t++) {
             assay_context ctx = context_of(&e, threads[t]);
-            double *y = malloc(COUNT * sizeof *y);
+            OWNED double *y = malloc(COUNT * sizeof *y);
             assert_non_null(y);
             memcpy(y, x, COUNT * sizeof *y);
             assay_round(&ctx, (assay_rounding)rounding, COUNT, y);
             assert_same_bits(y, expected, COUNT);
-            free(y);
         }
-        free(expected);
     }
     free(x);
     assay_context plain = assay_context_default(2);
@@ -410,9 +396,8 @@ TEST(test_spread_of_products)
     const assay_precision sums = {.name = "sums", .accumulate = F32_UNIT};
     for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
         for (int form = 0; form < 4; form++) {
-            product p = product_of(151, 149, steps[s], form % 2 == 0 ? 0 : 2, form, 1);
+            OWNED_BY(product_free) product p = product_of(151, 149, steps[s], form % 2 == 0 ? 0 : 2, form, 1);
             assert_within(spread_over_scale(&p, sums, p.k), 1, 0.05, "spread of a product over its error scale");
-            product_free(&p);
         }
     }
 }
@@ -422,10 +407,9 @@ TEST(test_spread_of_products_in_pieces)
 {
     const assay_precision sums = {.name = "sums", .accumulate = F32_UNIT};
     for (int form = 0; form < 2; form++) {
-        product p = product_of(61, 53, 256, form % 2 == 0 ? 0 : 2, 0, 0);
+        OWNED_BY(product_free) product p = product_of(61, 53, 256, form % 2 == 0 ? 0 : 2, 0, 0);
         const double ratio = spread_over_scale(&p, sums, 16);
         assert_true(ratio > 0.7 && ratio < 1.4);
-        product_free(&p);
     }
 }
 
@@ -433,7 +417,7 @@ TEST(test_spread_of_products_in_pieces)
 TEST(test_errors_of_products_are_independent)
 {
     enum { M = 307, N = 331, ALL = M * N };
-    product p = product_of(M, N, 64, 2, 0, 0);
+    OWNED_BY(product_free) product p = product_of(M, N, 64, 2, 0, 0);
     double *errors[2], *none = calloc(ALL, sizeof *none);
     assert_non_null(none);
     for (uint64_t seed = 0; seed < 2; seed++) {
@@ -450,7 +434,6 @@ TEST(test_errors_of_products_are_independent)
     free(errors[0]);
     free(errors[1]);
     free(none);
-    product_free(&p);
 }
 
 /* Operands become float32 numbers; exact and variance are those of their product. */
@@ -474,9 +457,10 @@ TEST(test_float32_sums)
     static const int64_t steps[] = {1, 2, 8, 13, 64, 300, 1100};
     for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
         for (int form = 0; form < 2; form++) {
-            product p = float32_product_of(steps[s], form == 0 ? 0 : 2, form);
+            OWNED_BY(product_free) product p = float32_product_of(steps[s], form == 0 ? 0 : 2, form);
             const int64_t count = p.m * p.n;
-            double squares = 0, variances = 0, *first = NULL, *none = calloc((size_t)count, sizeof *none);
+            double squares = 0, variances = 0;
+            OWNED double *first = NULL, *none = calloc((size_t)count, sizeof *none);
             assert_non_null(none);
             for (uint64_t seed = 0; seed < 4; seed++) {
                 const assay_emulation e = {.precision = f32_precision, .multiply = ASSAY_FLOAT32, .seed = seed};
@@ -492,9 +476,6 @@ TEST(test_float32_sums)
                 if (seed == 0) first = memcpy(uniforms(0, 0, 1, count), p.c, (size_t)count * sizeof *p.c);
             }
             assert_within(squares / variances, 1.08, 0.17, "spread of float32 sums over their error scale");
-            free(first);
-            free(none);
-            product_free(&p);
         }
     }
 }
@@ -505,11 +486,10 @@ TEST(test_spread_of_products_in_float64)
     static const int64_t steps[] = {1, 8, 200};
     const assay_precision sums = {.name = "sums", .accumulate = F32_UNIT * 0x1p-29};
     for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
-        product p = product_of(61, 53, steps[s], 0, 0, 0);
+        OWNED_BY(product_free) product p = product_of(61, 53, steps[s], 0, 0, 0);
         for (int64_t i = 0; i < p.m * p.n; i++) p.variance[i] *= 0x1p-58;
         const double ratio = spread_over_scale(&p, sums, p.k);
         assert_true(ratio > 0.95 && ratio < 2.2);
-        product_free(&p);
     }
 }
 
@@ -517,31 +497,28 @@ TEST(test_spread_of_products_in_float64)
 TEST(test_operands_are_rounded)
 {
     for (int transposed = 0; transposed < 4; transposed++) {
-        product p = product_of(37, 41, 29, 0, transposed, 3);
+        OWNED_BY(product_free) product p = product_of(37, 41, 29, 0, transposed, 3);
         assay_emulation e = {.storage = ASSAY_FLOAT16, .multiply = ASSAY_BFLOAT16, .seed = 4}, grid = e;
         grid.storage = ASSAY_BFLOAT16;
         const int64_t a_size = p.args.lda * (p.args.transpose_a ? p.k : p.m);
         const int64_t b_size = p.args.ldb * (p.args.transpose_b ? p.n : p.k);
-        double *a = rounded(&grid, ASSAY_ROUND_STORAGE, p.a, a_size);
-        double *b = rounded(&grid, ASSAY_ROUND_STORAGE, p.b, b_size);
+        OWNED double *a = rounded(&grid, ASSAY_ROUND_STORAGE, p.a, a_size);
+        OWNED double *b = rounded(&grid, ASSAY_ROUND_STORAGE, p.b, b_size);
         assay_matmul_args args = p.args;
         args.a = a, args.b = b, args.c = p.exact;
         assay_context plain = assay_context_default(1), ctx = context_of(&e, 2);
         assert_ok(&plain, assay_matmul(&plain, &args));
         assert_ok(&ctx, assay_matmul(&ctx, &p.args));
         assert_same_bits(p.c, p.exact, p.m * p.n);
-        free(a);
-        free(b);
-        product_free(&p);
     }
 }
 
 TEST(test_products_do_not_depend_on_threads_or_isa)
 {
     for (int transposed = 0; transposed < 4; transposed++) {
-        product p = product_of(131, 137, 151, 0, transposed, 2);
+        OWNED_BY(product_free) product p = product_of(131, 137, 151, 0, transposed, 2);
         assay_emulation e = emulation_of(ASSAY_BFLOAT16, 6);
-        double *expected = NULL;
+        OWNED double *expected = NULL;
         assay_context ctx = context_of(&e, 1);
         for (int form = 0; test_next_context(&form, &ctx);) {
             assay_fill_nan(p.c, p.m * p.n);
@@ -553,8 +530,6 @@ TEST(test_products_do_not_depend_on_threads_or_isa)
                 assert_same_bits(p.c, expected, p.m * p.n);
             }
         }
-        free(expected);
-        product_free(&p);
     }
 }
 
@@ -663,7 +638,7 @@ TEST(test_sums_of_terms_that_cancel_are_moved)
 
 TEST(test_no_memory)
 {
-    product p = product_of(67, 73, 31, 0, 1, 1);
+    OWNED_BY(product_free) product p = product_of(67, 73, 31, 0, 1, 1);
     assay_emulation e = emulation_of(ASSAY_BFLOAT16, 2);
     assay_context ctx = context_of(&e, 1);
     int64_t n = 0;
@@ -673,5 +648,4 @@ TEST(test_no_memory)
         if (had_memory(&ctx, status)) break;
     }
     assert_true(n >= (ctx.isa == ASSAY_ISA_SCALAR ? 2 : 3)); /* the scalar form packs nothing */
-    product_free(&p);
 }

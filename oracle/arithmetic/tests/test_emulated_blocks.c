@@ -184,6 +184,7 @@ TEST(test_emulated_truncation)
     for (int form = 0; form < 8; form++) {
         assay_precision precision = {.accumulate = 0x1p-13 * ROOT_3RD,
                                      .accumulator = {.truncate = true, .block = form & 1 ? 32 : 0}};
+        OWNED_BY(product_free)
         product p = product_of(23, 31, form & 2 ? 200 : 64, form & 4 ? 3 : 0, form & 3, ASSAY_PRODUCT_OTHER);
         double least = 1, most = 0;
         const int64_t length = form & 1 ? 32 : p.args.k;
@@ -198,7 +199,6 @@ TEST(test_emulated_truncation)
         const double noise = form & 4 ? 0.01 : 0.15;
         if (!(most < (1 + noise) * worst && most > 0.75 * worst && fabs(least) < (0.2 + noise) * worst))
             fail_msg("form %d: share lost from %g to %g, worst %g", form, least, most, worst);
-        product_free(&p);
     }
 }
 
@@ -225,7 +225,7 @@ TEST(test_scaled_products_against_a_kernel)
     for (int d = 0; d < 5; d++) {
         for (int form = 0; form < 16; form++) {
             const assay_product kind = form & 4 ? ASSAY_PRODUCT_LINEAR : ASSAY_PRODUCT_LINEAR_GRADIENT;
-            product p = product_of(37, 41, depths[d], form & 8 ? 2 : 0, form & 3, kind);
+            OWNED_BY(product_free) product p = product_of(37, 41, depths[d], form & 8 ? 2 : 0, form & 3, kind);
             const double spread = spread_of_members(&p, &fp8_precision);
             for (int way = 0; way < 4; way++) {
                 const fp8_kernel kernel = {
@@ -235,7 +235,6 @@ TEST(test_scaled_products_against_a_kernel)
                 if (!(ratio > (form & 8 ? 0.2 : 0.4) && ratio < 1.05))
                     fail_msg("depth %lld, form %d, kernel %d: %g", (long long)depths[d], form, way, ratio);
             }
-            product_free(&p);
         }
     }
 }
@@ -262,11 +261,10 @@ static double least_error(product *p, bool staged)
  * element is without the error of that. It is 1/28 to 1/16 of a number at most, two of them. */
 TEST(test_stage_by_stage_grids_lie_anywhere)
 {
-    product p = product_of(29, 31, 1, 0, 0, ASSAY_PRODUCT_LINEAR_GRADIENT);
+    OWNED_BY(product_free) product p = product_of(29, 31, 1, 0, 0, ASSAY_PRODUCT_LINEAR_GRADIENT);
     assert_true(least_error(&p, false) < 0.01);
     const double least = least_error(&p, true);
     assert_true(least > 0.02 && least < 0.06);
-    product_free(&p);
 }
 
 /* Tiles of a that shrink and blocks of b that grow by 2^18 contribute alike: with a scale each, errors are as ever,
@@ -274,7 +272,7 @@ TEST(test_stage_by_stage_grids_lie_anywhere)
 TEST(test_each_block_has_its_scale)
 {
     for (int form = 0; form < 4; form++) {
-        product p = product_of(19, 23, 256, 0, form, ASSAY_PRODUCT_LINEAR);
+        OWNED_BY(product_free) product p = product_of(19, 23, 256, 0, form, ASSAY_PRODUCT_LINEAR);
         double *a = (double *)(uintptr_t)p.args.a, *b = (double *)(uintptr_t)p.args.b;
         const double usual = spread_of_members(&p, &fp8_precision);
         for (int64_t i = 0; i < 19 * 128; i++) {
@@ -294,7 +292,6 @@ TEST(test_each_block_has_its_scale)
             const double ratio = sqrt(mean_square(&p)) / scaled;
             assert_true(fault ? ratio > 8 : ratio < 1.05);
         }
-        product_free(&p);
     }
 }
 
@@ -305,7 +302,7 @@ TEST(test_what_fits_is_exact)
     exact.accumulate = 0;
     exact.accumulator = (assay_accumulator){0};
     for (int kind = ASSAY_PRODUCT_LINEAR; kind <= ASSAY_PRODUCT_LINEAR_GRADIENT; kind++) {
-        product p = product_of(7, 9, 131, 0, 1, (assay_product)kind);
+        OWNED_BY(product_free) product p = product_of(7, 9, 131, 0, 1, (assay_product)kind);
         double *a = (double *)(uintptr_t)p.args.a, *b = (double *)(uintptr_t)p.args.b;
         assay_context ctx = assay_context_default(1);
         for (int64_t i = 0; i < 7 * 131; i++) a[i] = (double)(i % 3 - 1) * 448;
@@ -319,14 +316,13 @@ TEST(test_what_fits_is_exact)
             evaluate(&p, &assay_arithmetic_emulated, &e, 1);
             assert_same_bits(p.c, p.exact, p.size);
         }
-        product_free(&p);
     }
 }
 
 /* Blocks of zeros have a scale too; NaN and infinity stay with the row that has them. */
 TEST(test_zeros_and_what_is_no_number)
 {
-    product p = product_of(3, 2, 130, 0, 0, ASSAY_PRODUCT_LINEAR);
+    OWNED_BY(product_free) product p = product_of(3, 2, 130, 0, 0, ASSAY_PRODUCT_LINEAR);
     double *a = (double *)(uintptr_t)p.args.a;
     for (int64_t i = 0; i < 130; i++) a[i] = 0;
     a[130 + 7] = NAN;
@@ -334,14 +330,13 @@ TEST(test_zeros_and_what_is_no_number)
     const assay_emulation e = member(&fp8_precision, 3);
     evaluate(&p, &assay_arithmetic_emulated, &e, 1);
     assert_true(p.c[0] == 0 && p.c[1] == 0 && isnan(p.c[2]) && isnan(p.c[3]) && !isfinite(p.c[4]));
-    product_free(&p);
 }
 
 /* Other products than those of linear layers are in the profile's types, with float32 sums. */
 TEST(test_other_products_are_not_scaled)
 {
     const assay_precision bf16 = {.name = "bf16", .storage = 0x1p-8 * ROOT_3RD, .accumulate = ASSAY_FLOAT32_RMS};
-    product p = product_of(17, 19, 256, 0, 2, ASSAY_PRODUCT_OTHER);
+    OWNED_BY(product_free) product p = product_of(17, 19, 256, 0, 2, ASSAY_PRODUCT_OTHER);
     const assay_emulation scaled = member(&fp8_precision, 9), plain = member(&bf16, 9);
     double *expected = calloc((size_t)p.size, sizeof *expected), x = 1.0 / 3, y = 1.0 / 3;
     assert_non_null(expected);
@@ -357,13 +352,12 @@ TEST(test_other_products_are_not_scaled)
     assay_round(&ctx, ASSAY_ROUND_ACCUMULATE, 1, &y);
     assert_true(x == y && x != 1.0 / 3);
     free(expected);
-    product_free(&p);
 }
 
 /* A sum that goes on from what is there, in pieces, errs as much as one in blocks. */
 TEST(test_sums_in_pieces)
 {
-    product p = product_of(29, 31, 384, 0, 0, ASSAY_PRODUCT_LINEAR);
+    OWNED_BY(product_free) product p = product_of(29, 31, 384, 0, 0, ASSAY_PRODUCT_LINEAR);
     const double spread = spread_of_members(&p, &fp8_precision);
     double squares = 0;
     for (uint64_t seed = 0; seed < 16; seed++) {
@@ -381,26 +375,25 @@ TEST(test_sums_in_pieces)
         squares += mean_square(&p) / 16;
     }
     assert_true(sqrt(squares) > 0.9 * spread && sqrt(squares) < 1.1 * spread);
-    product_free(&p);
 }
 
 TEST(test_no_steps_and_no_rows)
 {
     static const int64_t sizes[][3] = {{2, 3, 0}, {0, 3, 5}, {2, 0, 5}, {1, 1, 1}};
     for (int i = 0; i < 4; i++) {
+        OWNED_BY(product_free)
         product p = product_of(sizes[i][0], sizes[i][1], sizes[i][2], 0, 0, ASSAY_PRODUCT_LINEAR);
         const assay_emulation e = member(&fp8_precision, 1);
         evaluate(&p, &assay_arithmetic_emulated, &e, 2);
         for (int64_t j = 0; j < p.size; j++) assert_true(sizes[i][2] == 0 ? p.c[j] == 0 : isfinite(p.c[j]));
-        product_free(&p);
     }
 }
 
 TEST(test_threads_and_instruction_sets)
 {
-    product p = product_of(131, 137, 301, 1, 3, ASSAY_PRODUCT_LINEAR);
+    OWNED_BY(product_free) product p = product_of(131, 137, 301, 1, 3, ASSAY_PRODUCT_LINEAR);
     const assay_emulation e = member(&fp8_precision, 21), other = member(&fp8_precision, 22);
-    double *expected = calloc((size_t)p.size, sizeof *expected);
+    OWNED double *expected = calloc((size_t)p.size, sizeof *expected);
     assert_non_null(expected);
     evaluate(&p, &assay_arithmetic_emulated, &e, 1);
     memcpy(expected, p.c, (size_t)p.size * sizeof *expected);
@@ -414,13 +407,11 @@ TEST(test_threads_and_instruction_sets)
     }
     evaluate(&p, &assay_arithmetic_emulated, &other, 1);
     assert_true(memcmp(p.c, expected, (size_t)p.size * sizeof *expected) != 0);
-    free(expected);
-    product_free(&p);
 }
 
 TEST(test_failing_allocations)
 {
-    product p = product_of(3, 5, 257, 0, 0, ASSAY_PRODUCT_LINEAR);
+    OWNED_BY(product_free) product p = product_of(3, 5, 257, 0, 0, ASSAY_PRODUCT_LINEAR);
     const assay_emulation e = member(&fp8_precision, 1);
     assay_context ctx = assay_context_default(1);
     ctx.arithmetic = &assay_arithmetic_emulated;
@@ -432,5 +423,4 @@ TEST(test_failing_allocations)
         if (had_memory(&ctx, status)) break;
     }
     assert_true(failures >= 6);
-    product_free(&p);
 }

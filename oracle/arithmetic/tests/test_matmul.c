@@ -64,10 +64,9 @@ static void check_all_forms(matrices *x)
 static void check(const problem *p)
 {
     for (int transposed = 0; transposed < 4; transposed++) {
-        matrices x = make(p, transposed);
+        OWNED_BY(matrices_free) matrices x = make(p, transposed);
         chains(&x.args, x.expected);
         check_all_forms(&x);
-        matrices_free(&x);
     }
 }
 
@@ -117,7 +116,7 @@ static assay_matmul_args piece(const assay_matmul_args *whole, int64_t first, in
 /* The product over [0, cut), then, accumulated, [cut, 2 cut) and the rest: the bits of the whole. */
 static void check_pieces(const problem *p, int transposed, int64_t cut)
 {
-    matrices x = make(p, transposed);
+    OWNED_BY(matrices_free) matrices x = make(p, transposed);
     chains(&x.args, x.expected);
     assay_context ctx = assay_context_default(1);
     for (int form = 0; test_next_context(&form, &ctx);) {
@@ -131,7 +130,6 @@ static void check_pieces(const problem *p, int transposed, int64_t cut)
         assert_ok(&ctx, assay_matmul(&ctx, &args));
         assert_same_numbers(&x, assay_isa_name(ctx.isa));
     }
-    matrices_free(&x);
 }
 
 static void check_pieces_transposed(problem p, int64_t cut)
@@ -163,7 +161,7 @@ TEST(test_accumulation_starts_from_c)
     for (int form = 0; form < 12; form++) {
         assay_context ctx = assay_context_default(2);
         problem p = {.m = rows[form % 2], .n = 27, .k = 11, .padding = 2};
-        matrices x = make(&p, form / 2 % 2 == 1 ? B_TRANSPOSED : 0);
+        OWNED_BY(matrices_free) matrices x = make(&p, form / 2 % 2 == 1 ? B_TRANSPOSED : 0);
         if (!assay_isa_supported(isas[form / 4]))
             ctx.isa = ASSAY_ISA_SCALAR;
         else
@@ -179,7 +177,6 @@ TEST(test_accumulation_starts_from_c)
         }
         assert_ok(&ctx, assay_matmul(&ctx, &x.args));
         assert_same_numbers(&x, assay_isa_name(ctx.isa));
-        matrices_free(&x);
     }
 }
 
@@ -225,7 +222,7 @@ static void check_special(double a_value, double b_value)
 {
     const problem p = {.m = 19, .n = 50, .k = 270};
     for (int transposed = 0; transposed < 4; transposed++) {
-        matrices x = make(&p, transposed);
+        OWNED_BY(matrices_free) matrices x = make(&p, transposed);
         x.a[x.args.transpose_a ? 265 * x.args.lda + 17 : 17 * x.args.lda + 265] = a_value;
         x.b[x.args.transpose_b ? 48 * x.args.ldb + 5 : 5 * x.args.ldb + 48] = b_value;
         chains(&x.args, x.expected);
@@ -236,7 +233,6 @@ static void check_special(double a_value, double b_value)
                 assert_int_equal(!isfinite(x.c[i * x.args.ldc + j]), from_a || from_b);
             }
         }
-        matrices_free(&x);
     }
 }
 
@@ -288,8 +284,8 @@ TEST(test_blas_agrees_with_the_reference)
 {
     for (int transposed = 0; transposed < 4; transposed++) {
         const problem p = {.m = 37, .n = 61, .k = 301, .padding = 2};
-        matrices x = make(&p, transposed);
-        double *start = malloc((size_t)x.c_size * sizeof *start);
+        OWNED_BY(matrices_free) matrices x = make(&p, transposed);
+        OWNED double *start = malloc((size_t)x.c_size * sizeof *start);
         assert_non_null(start);
         assay_context ctx = assay_context_default(2);
         ctx.arithmetic = &assay_arithmetic_blas;
@@ -306,8 +302,6 @@ TEST(test_blas_agrees_with_the_reference)
         assert_true(blas_agrees(&x, start));
         assert_ok(&ctx, assay_matmul(&ctx, &x.args));
         assert_false(blas_agrees(&x, start));
-        free(start);
-        matrices_free(&x);
     }
 }
 
@@ -356,7 +350,7 @@ TEST(test_blas_says_that_its_library_is_missing)
 
 TEST(test_no_memory)
 {
-    matrices x = matrices_make(67, 73, 131, 0, 0, 0);
+    OWNED_BY(matrices_free) matrices x = matrices_make(67, 73, 131, 0, 0, 0);
     assay_context ctx = assay_context_default(2);
     chains(&x.args, x.expected);
     int64_t n = 0;
@@ -368,7 +362,6 @@ TEST(test_no_memory)
     }
     assert_true(n > 0 || ctx.isa == ASSAY_ISA_SCALAR);
     assert_same_numbers(&x, "after the failures");
-    matrices_free(&x);
 }
 
 TEST(test_names)
@@ -394,7 +387,7 @@ TEST(test_names)
 TEST(test_a_lesser_processor_can_be_pretended)
 {
     const char *set = getenv("ASSAY_ISA");
-    char *before = set != NULL ? strdup(set) : NULL;
+    OWNED char *before = set != NULL ? strdup(set) : NULL;
     assert_int_equal(setenv("ASSAY_ISA", "scalar", 1), 0);
     assert_int_equal(assay_isa_best(), ASSAY_ISA_SCALAR);
     assert_int_equal(assay_context_default(1).isa, ASSAY_ISA_SCALAR);
@@ -403,5 +396,4 @@ TEST(test_a_lesser_processor_can_be_pretended)
     assert_int_equal(setenv("ASSAY_ISA", "avx2", 1), 0);
     assert_false(assay_isa_supported(ASSAY_ISA_AVX512));
     assert_int_equal(before != NULL ? setenv("ASSAY_ISA", before, 1) : unsetenv("ASSAY_ISA"), 0);
-    free(before);
 }

@@ -104,11 +104,10 @@ static void check_form(assay_context *ctx, const product *p, int64_t start)
 static void check(int64_t m, int64_t n, int64_t k, int64_t start, int64_t padding)
 {
     for (int form = 0; form < 8; form++) {
-        product p = make(m, n, k, form, padding);
+        OWNED_BY(product_free) product p = make(m, n, k, form, padding);
         chains_from(&p, start);
         assay_context ctx = assay_context_default(1);
         for (int i = 0; test_next_context(&i, &ctx);) check_form(&ctx, &p, start);
-        product_free(&p);
     }
 }
 
@@ -168,7 +167,7 @@ TEST(test_what_is_not_finite)
 
 TEST(test_no_memory)
 {
-    product p = make(37, 51, 29, 0, 0);
+    OWNED_BY(product_free) product p = make(37, 51, 29, 0, 0);
     assay_context ctx = assay_context_default(1);
     tally t = {.product = &p, .start = 3, .told = calloc((size_t)p.x.c_size, sizeof *t.told)};
     const assay_chains chains = {.start = 3, .ended = count_elements, .self = &t};
@@ -184,5 +183,4 @@ TEST(test_no_memory)
     assert_same_bits(p.x.c, p.x.expected, p.x.c_size);
     assert_int_equal(t.told[0], 1);
     free(t.told);
-    product_free(&p);
 }

@@ -46,8 +46,8 @@ TEST(memory_is_aligned_and_may_be_empty)
     assay_context ctx = {.threads = 1};
     const int64_t counts[] = {0, 1, 7, 8, 1000, 6000};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-        double *f64 = NULL;
-        int32_t *i32 = NULL;
+        OWNED double *f64 = NULL;
+        OWNED int32_t *i32 = NULL;
         void *bytes = NULL, *line = NULL;
         assert_ok(&ctx, assay_alloc_f64(&ctx, "x", counts[i], &f64));
         assert_ok(&ctx, assay_alloc_i32(&ctx, "x", counts[i], &i32));
@@ -63,8 +63,6 @@ TEST(memory_is_aligned_and_may_be_empty)
         memset(f64, 1, (size_t)counts[i] * sizeof *f64); /* the address sanitizer looks on */
         memset(i32, 1, (size_t)counts[i] * sizeof *i32);
         memset(bytes, 1, (size_t)counts[i] * 3);
-        free(f64);
-        free(i32);
         free(bytes);
     }
 }
@@ -112,7 +110,7 @@ TEST(more_than_there_is_is_refused)
 
 TEST(a_text_grows)
 {
-    char *text = NULL;
+    OWNED char *text = NULL;
     size_t size = 7;
     FILE *out = assay_text_open(&text, &size);
     assert_non_null(out);
@@ -126,7 +124,6 @@ TEST(a_text_grows)
     assert_int_equal(size, 200000);
     assert_int_equal(strlen(text), 200000);
     assert_int_equal(strncmp(text + 199980, "0,1,2,3,4,5,6,7,8,9,", 20), 0);
-    free(text);
 }
 
 TEST(a_text_that_memory_ran_out_for)

@@ -133,7 +133,7 @@ TEST(slices_threads_and_instruction_sets_do_not_matter)
 {
     const assay_shape shape = assay_shape_of(3, INT64_C(3), INT64_C(7), INT64_C(211));
     const int64_t total = assay_shape_count(&shape);
-    double *whole = numbers(total), *again = numbers(total);
+    OWNED double *whole = numbers(total), *again = numbers(total);
     const int thread_counts[] = {1, 2, 7};
     for (int f = 0; f < FILL_COUNT; f++) {
         for (int isa = 0; isa < 3; isa++) {
@@ -155,8 +155,6 @@ TEST(slices_threads_and_instruction_sets_do_not_matter)
             }
         }
     }
-    free(whole);
-    free(again);
 }
 
 TEST(results_lie_on_the_grid)
@@ -217,7 +215,7 @@ TEST(rounded_normals_are_those_of_float64_rounded)
                                 {.distribution = ASSAY_NORMAL, .scale = 1e-39},
                                 {.distribution = ASSAY_NORMAL, .scale = 1e38, .mean = -1e38},
                                 {.distribution = ASSAY_NORMAL}};
-    double *exact = numbers(count), *x = numbers(count);
+    OWNED double *exact = numbers(count), *x = numbers(count);
     for (size_t f = 0; f < sizeof fills / sizeof *fills; f++) {
         assert_ok(&ctx, assay_random_fill(&ctx, &fills[f], 3, "x", &shape, ASSAY_FLOAT64, 0, count, exact));
         for (int type = ASSAY_FLOAT32; type < ASSAY_INT32; type += 2) { /* float32, bfloat16, e4m3fn */
@@ -229,8 +227,6 @@ TEST(rounded_normals_are_those_of_float64_rounded)
             }
         }
     }
-    free(exact);
-    free(x);
 }
 
 TEST(seeds_and_paths_give_other_streams)
@@ -270,7 +266,7 @@ TEST(normal_moments)
     assay_context ctx = best_context(2);
     const assay_shape shape = assay_shape_of(1, count);
     const assay_fill fill = {.distribution = ASSAY_NORMAL, .scale = 1};
-    double *x = numbers(count);
+    OWNED double *x = numbers(count);
     assert_ok(&ctx, assay_random_fill(&ctx, &fill, 1, "inputs/x", &shape, ASSAY_FLOAT64, 0, count, x));
     double moments[5] = {0}, neighbours = 0, within_one = 0, beyond_three = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -288,7 +284,6 @@ TEST(normal_moments)
     assert_true(fabs(neighbours) <= 5 * error);
     assert_true(fabs(within_one - 0.682689492) <= 5 * 0.4655 * error);
     assert_true(fabs(beyond_three - 0.002699796) <= 5 * 0.0519 * error);
-    free(x);
 }
 
 /* Its moments are known: the fourth is 3 - 6/5 (256^2 + 1) / (256^2 - 1) / 4. Bounds are five standard errors. */
@@ -384,7 +379,7 @@ TEST(uniform_and_integers_are_even)
     const assay_shape shape = assay_shape_of(1, count);
     const assay_fill fills[] = {{.distribution = ASSAY_UNIFORM, .low = 0, .high = BINS},
                                 {.distribution = ASSAY_INTEGERS, .scale = 1, .low = 0, .high = BINS - 1}};
-    double *x = numbers(count);
+    OWNED double *x = numbers(count);
     for (int f = 0; f < 2; f++) {
         assert_ok(&ctx, assay_random_fill(&ctx, &fills[f], 3, "inputs/x", &shape, ASSAY_FLOAT64, 0, count, x));
         double bins[BINS] = {0}, chi_square = 0, expected = (double)count / BINS;
@@ -395,7 +390,6 @@ TEST(uniform_and_integers_are_even)
         for (int b = 0; b < BINS; b++) chi_square += (bins[b] - expected) * (bins[b] - expected) / expected;
         assert_true(chi_square > 25 && chi_square < 125); /* 63 degrees of freedom: 10^-5 on either side */
     }
-    free(x);
 }
 
 TEST(patterns_and_constants)

@@ -57,20 +57,19 @@ TEST(slices_follow_each_other)
 TEST(more_elements_than_the_shape_are_refused_and_not_written)
 {
     assay_context ctx = {.threads = 1};
-    assay_tensor_set set = set_of(&ctx, 2, (const assay_tensor_spec *[]){&w, &ids});
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set set = set_of(&ctx, 2, (const assay_tensor_spec *[]){&w, &ids});
     const assay_sink sink = assay_tensor_set_sink(&set);
     expect_refusal(&ctx, sink.write(&ctx, sink.self, "weights/w", 4, six),
                    "weights/w has more elements than its shape");
     expect_refusal(&ctx, sink.write_i32(&ctx, sink.self, "inputs/ids", INT64_MAX, three),
                    "inputs/ids has more elements than its shape");
     assert_ok(&ctx, sink.write(&ctx, sink.self, "weights/w", 3, six));
-    assay_tensor_set_free(&set);
 }
 
 TEST(an_incomplete_tensor_is_not_given)
 {
     assay_context ctx = {.threads = 1};
-    assay_tensor_set set = set_of(&ctx, 2, (const assay_tensor_spec *[]){&w, &x});
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set set = set_of(&ctx, 2, (const assay_tensor_spec *[]){&w, &x});
     const assay_sink sink = assay_tensor_set_sink(&set);
     const assay_source source = assay_tensor_set_source(&set);
     double back[3];
@@ -94,7 +93,6 @@ TEST(an_incomplete_tensor_is_not_given)
     assert_ok(&ctx, sink.write(&ctx, sink.self, "weights/w", 3, six + 1));
     assert_ok(&ctx, source.read(&ctx, source.self, "weights/w", 0, 3, back));
     assert_same_bits(back, six + 1, 3);
-    assay_tensor_set_free(&set);
 }
 
 TEST(unknown_paths_and_other_types_are_refused)
@@ -127,7 +125,7 @@ TEST(many_tensors_are_found_and_stay_in_order)
 {
     enum { MANY = 300 };
     assay_context ctx = {.threads = 1};
-    assay_tensor_set set = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set set = {0};
     assay_tensor_spec spec = {.type = ASSAY_FLOAT64, .shape = {0}};
     const double *first = NULL;
     for (int i = 0; i < MANY; i++) {
@@ -146,13 +144,14 @@ TEST(many_tensors_are_found_and_stay_in_order)
     }
     assert_ptr_equal(set.items[0].values, first);
     assert_null(assay_tensor_set_find(&set, "weights/layers/300/w"));
-    assay_tensor_set_free(&set);
 }
 
 TEST(a_copy_has_elements_of_its_own)
 {
     assay_context ctx = {.threads = 1};
-    assay_tensor_set set = set_of(&ctx, 2, (const assay_tensor_spec *[]){&w, &ids}), copy = {0}, read = {0};
+    OWNED_BY(assay_tensor_set_free)
+    assay_tensor_set set = set_of(&ctx, 2, (const assay_tensor_spec *[]){&w, &ids}),
+                     copy = {0}, read = {0};
     const assay_sink sink = assay_tensor_set_sink(&set);
     const assay_source source = assay_tensor_set_source(&set);
     assert_ok(&ctx, sink.write(&ctx, sink.self, "weights/w", 2, six));
@@ -167,15 +166,13 @@ TEST(a_copy_has_elements_of_its_own)
     assert_true(assay_tensor_is_complete(&read.items[0]));
     assert_memory_equal(read.items[0].indices, three, sizeof three);
     assert_int_equal(assay_tensor_set_read(&ctx, &read, &w, &source), ASSAY_INTERNAL); /* not complete there */
-    assay_tensor_set_free(&set);
-    assay_tensor_set_free(&copy);
-    assay_tensor_set_free(&read);
 }
 
 TEST(an_overlay_gives_what_it_has_before_the_rest)
 {
     assay_context ctx = {.threads = 1};
-    assay_tensor_set over = set_of(&ctx, 2, (const assay_tensor_spec *[]){&w, &x});
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set over = set_of(&ctx, 2, (const assay_tensor_spec *[]){&w, &x});
+    OWNED_BY(assay_tensor_set_free)
     assay_tensor_set under = set_of(&ctx, 3, (const assay_tensor_spec *[]){&w, &x, &ids});
     const assay_sink above = assay_tensor_set_sink(&over), below = assay_tensor_set_sink(&under);
     assay_overlay overlay = {assay_tensor_set_source(&over), assay_tensor_set_source(&under)};
@@ -199,15 +196,13 @@ TEST(an_overlay_gives_what_it_has_before_the_rest)
     assert_ok(&ctx, both.read_i32(&ctx, both.self, "inputs/ids", 0, 3, ids_back));
     assert_memory_equal(ids_back, three, sizeof three);
     expect_bad_input(&ctx, both.read(&ctx, both.self, "outputs/y", 0, 1, back), "outputs/y is not there");
-    assay_tensor_set_free(&over);
-    assay_tensor_set_free(&under);
 }
 
 TEST(a_tee_gives_each_what_it_wants)
 {
     assay_context ctx = {.threads = 1};
-    assay_tensor_set first = set_of(&ctx, 2, (const assay_tensor_spec *[]){&w, &ids});
-    assay_tensor_set second = set_of(&ctx, 2, (const assay_tensor_spec *[]){&w, &x});
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set first = set_of(&ctx, 2, (const assay_tensor_spec *[]){&w, &ids});
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set second = set_of(&ctx, 2, (const assay_tensor_spec *[]){&w, &x});
     assay_tee tee = {assay_tensor_set_sink(&first), assay_tensor_set_sink(&second)};
     const assay_sink both = assay_tee_sink(&tee);
     assert_true(both.wants(both.self, "inputs/ids") && both.wants(both.self, "inputs/x"));
@@ -224,8 +219,6 @@ TEST(a_tee_gives_each_what_it_wants)
     expect_refusal(&ctx, both.write(&ctx, both.self, "weights/w", 1, six),
                    "weights/w has more elements than its shape");
     assert_int_equal(second.items[0].written, 0);
-    assay_tensor_set_free(&first);
-    assay_tensor_set_free(&second);
 }
 
 TEST(no_memory)
@@ -257,11 +250,10 @@ TEST(no_memory)
 TEST(a_size_that_does_not_fit_is_refused)
 {
     assay_context ctx = {.threads = 1};
-    assay_tensor_set set = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set set = {0};
     const assay_tensor_spec large = {
         .path = "weights/w", .type = ASSAY_FLOAT64, .shape = {2, {INT64_C(1) << 40, INT64_C(1) << 40}}};
     assert_int_equal(assay_tensor_set_add(&ctx, &set, &large, NULL), ASSAY_BAD_INPUT);
     assert_int_equal(set.count, 0);
     assert_ok(&ctx, assay_tensor_set_add(&ctx, &set, &w, NULL));
-    assay_tensor_set_free(&set);
 }

@@ -175,7 +175,7 @@ static unsigned all_subsets(const graph *g)
 
 static void check_recomputing(assay_context *ctx, const graph *g, bool segmented)
 {
-    block_problem kept, p;
+    OWNED_BY(block_close) block_problem kept, p;
     block_open(&kept, g, segmented);
     block_open(&p, g, segmented);
     block_run(ctx, &kept);
@@ -189,8 +189,6 @@ static void check_recomputing(assay_context *ctx, const graph *g, bool segmented
         assert_ok(ctx, block_backward(ctx, &p));
         assert_same_of(&p, &kept, p.gradients, kept.gradients);
     }
-    block_close(&kept);
-    block_close(&p);
 }
 
 void block_check_recomputing(const graph *g, bool segmented)
@@ -220,7 +218,7 @@ static double count_backward(assay_context *ctx, test_operations *operations, bl
 {
     static const char *const given[] = {"query_proj", "key_proj", "value_proj"};
     const int out = graph_find(p->graph, "attention_out");
-    double *dout = test_nans(graph_size(p->graph, out));
+    OWNED double *dout = test_nans(graph_size(p->graph, out));
     operations->count = 0;
     block_begin(p);
     lend_others(p, kept, 0);
@@ -234,7 +232,6 @@ static double count_backward(assay_context *ctx, test_operations *operations, bl
     for (int t = 1; t < p->graph->tensor_count; t++) graph_want_gradient(&p->run, t, p->gradients[t]);
     assert_ok(ctx, graph_backward(ctx, &p->run));
     assert_true(isfinite(block_gradient(p, "inputs/x")[0]));
-    free(dout);
     return operations->count;
 }
 
@@ -269,7 +266,7 @@ void block_check_padding(const graph *g)
 {
     const int x = graph_find(g, "inputs/x");
     assay_context ctx = assay_context_default(1);
-    block_problem p, other;
+    OWNED_BY(block_close) block_problem p, other;
     int64_t padding = 0;
     block_open(&p, g, true);
     block_open(&other, g, true);
@@ -286,8 +283,6 @@ void block_check_padding(const graph *g)
         for (int64_t i = 0; i < p.dim && p.segment_ids[t] == 0; i++) assert_true(dx[i] == 0);
     }
     assert_true(padding > 0 && padding < p.tokens);
-    block_close(&p);
-    block_close(&other);
 }
 
 void block_check_grid(const graph *g)

@@ -216,7 +216,7 @@ TEST(test_blas_agrees)
 {
     assay_context ctx = assay_context_default(2), blas = ctx;
     graph g;
-    block_problem p, other;
+    OWNED_BY(block_close) block_problem p, other;
     assay_mla_graph(&g, &LARGE);
     block_open(&p, &g, false);
     block_open(&other, &g, false);
@@ -226,8 +226,6 @@ TEST(test_blas_agrees)
     block_assert_near(other.values[g.result], p.values[g.result], p.tokens * p.dim, 1e-12);
     for (int t = 1; t < g.tensor_count; t++)
         if (block_is_given(&g, t)) block_assert_near(other.gradients[t], p.gradients[t], graph_size(&g, t), 1e-12);
-    block_close(&p);
-    block_close(&other);
 }
 
 /* --- by a recipe --- */
@@ -251,7 +249,7 @@ TEST(test_emulated_runs_move_what_a_recipe_quantises)
     const assay_mla_config config = by_recipe("deepseek_v3");
     assay_context emulated = assay_context_default(1);
     graph g;
-    block_problem p, moved;
+    OWNED_BY(block_close) block_problem p, moved;
     emulated.emulation = &emulation;
     assay_mla_graph(&g, &config);
     block_open(&p, &g, false);
@@ -284,8 +282,6 @@ TEST(test_emulated_runs_move_what_a_recipe_quantises)
                          block_size(&p, table[i].same));
         assay_tensor_set_free(&spreads.set);
     }
-    block_close(&p);
-    block_close(&moved);
 }
 
 /* A run stage by stage goes on from what is staged for them: here from 0, so that nothing comes to what lies behind. */
@@ -299,7 +295,7 @@ TEST(test_gradients_that_are_quantised_are_shown)
     const assay_source in = test_tensors_source(&staged);
     const assay_sink out = test_tensors_sink(&shown), ignored = test_tensors_sink(&none);
     graph g;
-    block_problem p;
+    OWNED_BY(block_close) block_problem p;
     assay_mla_graph(&g, &config);
     block_open(&p, &g, false);
     assert_int_equal(g.gradient_count, 4);
@@ -329,7 +325,6 @@ TEST(test_gradients_that_are_quantised_are_shown)
     assert_true(block_largest(block_gradient(&p, "out/kernel"), block_size(&p, "out/kernel")) > 0);
     assay_tensor_set_free(&staged.set);
     assay_tensor_set_free(&shown.set);
-    block_close(&p);
 }
 
 /* --- the configuration --- */

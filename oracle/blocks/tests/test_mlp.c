@@ -63,7 +63,7 @@ TEST(test_no_rows_have_zero_gradients)
     assay_context ctx = assay_context_default(2);
     for (int i = 2; i < FORM_COUNT; i++) {
         assay_mlp_graph_config config = FORMS[i];
-        block_problem p;
+        OWNED_BY(block_close) block_problem p;
         config.mlp.rows = config.mlp.groups = 0;
         const graph g = graph_of(&config);
         block_open(&p, &g, false);
@@ -71,7 +71,6 @@ TEST(test_no_rows_have_zero_gradients)
         for (int t = 1; t < g.tensor_count; t++)
             for (int64_t k = 0; k < graph_size(&g, t) && block_is_given(&g, t); k++)
                 assert_true(p.gradients[t][k] == 0);
-        block_close(&p);
     }
 }
 
@@ -81,7 +80,7 @@ TEST(test_nan_stays_in_its_row)
     const int64_t bad = 4;
     for (int i = 0; i < FORM_COUNT; i++) {
         const graph g = graph_of(&FORMS[i]);
-        block_problem p, other;
+        OWNED_BY(block_close) block_problem p, other;
         block_open(&p, &g, false);
         block_open(&other, &g, false);
         block_value(&other, "inputs/x")[bad * p.dim + 3] = NAN;
@@ -95,7 +94,5 @@ TEST(test_nan_stays_in_its_row)
             assert_all_nan(rows[k][1] + bad * p.dim, p.dim);
             assert_same_bits(rows[k][1] + after, rows[k][0] + after, p.tokens * p.dim - after);
         }
-        block_close(&p);
-        block_close(&other);
     }
 }

@@ -97,7 +97,7 @@ static double gradient_of_three(assay_context *ctx, const double factors[3], boo
     double dx = NAN;
     int times[3];
     graph g;
-    graph_run r;
+    OWNED_BY(graph_close) graph_run r;
     graph_begin(&g, NULL, one);
     const int input = graph_input(&g, "x", "D"), from = directly ? input : add_times(&g, input, 1);
     for (int i = 0; i < 3; i++) times[i] = add_times(&g, from, factors[i]);
@@ -108,7 +108,6 @@ static double gradient_of_three(assay_context *ctx, const double factors[3], boo
     graph_lend_gradient(&r, g.result, &dy);
     graph_want_gradient(&r, input, &dx);
     assert_ok(ctx, graph_backward(ctx, &r));
-    graph_close(&r);
     return dx;
 }
 
@@ -136,7 +135,7 @@ TEST(test_emulated_runs_round_what_is_stored)
     const double x = 1 + 0x1p-7;
     assay_context ctx = to_nearest();
     graph g;
-    graph_run r;
+    OWNED_BY(graph_close) graph_run r;
     graph_begin(&g, NULL, one);
     const int input = graph_input(&g, "x", "D");
     const int fused = graph_fused(&g, add_times(&g, input, 1 + 0x1p-7)), stored = add_times(&g, input, 1 + 0x1p-7);
@@ -148,7 +147,6 @@ TEST(test_emulated_runs_round_what_is_stored)
     assert_true(*r.value[fused] == 1 + 0x1p-6 + 0x1p-14);
     assert_true(*r.value[stored] == 1 + 0x1p-6);
     assert_true(*r.value[y] == 2 + 0x1p-5 + 0x1p-14); /* its caller's to round */
-    graph_close(&r);
 }
 
 /* --- a graph with everything: up = x w; left and right are its columns; sum = rms_norm(left u) + right; y = sum v --- */
@@ -370,7 +368,7 @@ TEST(test_gradients_that_nobody_wants_are_skipped)
     const double x[] = {1, 2};
     double dx = NAN;
     graph g;
-    graph_run r;
+    OWNED_BY(graph_close) graph_run r;
     graph_begin(&g, NULL, one);
     const int a = graph_input(&g, "a", "D"), b = graph_input(&g, "b", "D");
     graph_end(&g, graph_named(&g, "y", add_sum(&g, a, b, 0)));
@@ -382,7 +380,6 @@ TEST(test_gradients_that_nobody_wants_are_skipped)
     assert_ok(&ctx, graph_backward(&ctx, &r));
     assert_int_equal(places_wanted, 2);
     assert_true(dx == 2);
-    graph_close(&r);
 }
 
 TEST(test_checkpoints_are_written_and_staged)

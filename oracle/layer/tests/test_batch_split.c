@@ -66,9 +66,9 @@ TEST(the_schedule_is_the_stack)
     static const int64_t factors[] = {1, 2, 4}, dense[] = {1, 2};
     for (int i = 0; i < 3 * 3 * 2; i++) {
         const int64_t factor = factors[i / 3 % 3], first = dense[i / 9], layers = i / 9 == 0 ? 4 : 6;
+        OWNED_BY(layer_case_free)
         layer_case plain = split_case_plain(first + layers, first, assay_mesh_shards(&meshes[i % 3]) * factor, 5);
         run_both(&plain, meshes[i % 3], factor, 1 + 12 * (int)first + 17 * (int)layers);
-        layer_case_free(&plain);
     }
 }
 
@@ -78,7 +78,7 @@ TEST(the_report_is_the_model)
     static const assay_mesh meshes[] = {{{1, 1, 1}}, {{2, 1, 1}}, {{1, 2, 2}}, {{1, 1, 4}}};
     for (int i = 0; i < 4; i++) {
         assay_context ctx = assay_context_default(1);
-        layer_case plain = split_case_plain(5, 1, 8, 2);
+        OWNED_BY(layer_case_free) layer_case plain = split_case_plain(5, 1, 8, 2);
         layer_case split = split_case_of(&plain, meshes[i], 2);
         assay_remat_report model;
         test_tensors found = {0};
@@ -91,7 +91,6 @@ TEST(the_report_is_the_model)
         assert_true(meshes[i].size[ASSAY_AXIS_EXPERT] > 2 ? operations >= model.operations_recomputed
                                                           : operations == model.operations_recomputed);
         assay_tensor_set_free(&found.set);
-        layer_case_free(&plain);
     }
 }
 
@@ -105,7 +104,7 @@ static bool wants_no_gradient(void *self, const char *path)
 TEST(forward_alone)
 {
     assay_context ctx = assay_context_default(1);
-    layer_case plain = split_case_plain(4, 0, 4, 3);
+    OWNED_BY(layer_case_free) layer_case plain = split_case_plain(4, 0, 4, 3);
     layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 2}}, 2);
     test_tensors with = {0}, without = {0};
     layer_case_run(&ctx, &split, &with);
@@ -120,7 +119,6 @@ TEST(forward_alone)
                      assay_schedule_count(&dims) * ASSAY_EVENT_FIELDS);
     assay_tensor_set_free(&with.set);
     assay_tensor_set_free(&without.set);
-    layer_case_free(&plain);
 }
 
 static const assay_emulation bfloat16 = {.precision = {.storage = 0x1p-9,
@@ -134,11 +132,10 @@ static const assay_emulation bfloat16 = {.precision = {.storage = 0x1p-9,
 
 static void assert_bfloat16(const double *values, int64_t count)
 {
-    double *rounded = malloc((size_t)count * sizeof *rounded);
+    OWNED double *rounded = malloc((size_t)count * sizeof *rounded);
     assert_non_null(rounded);
     assay_dtype_round_many(ASSAY_BFLOAT16, count, values, rounded);
     assert_same_bits(rounded, values, count);
-    free(rounded);
 }
 
 /* A shard with more rows than are kept computes them again, and counts it; the bits are those of a run that keeps all. Where
@@ -149,7 +146,7 @@ TEST(rows_beyond_the_capacity_are_computed_again)
                                          "checkpoints/moe_mlpwi_1"};
     for (int emulated = 0; emulated < 2; emulated++) {
         assay_context ctx = assay_context_default(2);
-        layer_case plain = layer_case_make(1, 0, 16, 3);
+        OWNED_BY(layer_case_free) layer_case plain = layer_case_make(1, 0, 16, 3);
         plain.config = split_case_form(plain.config);
         plain.config.single = true;
         layer_case_fill(&plain);
@@ -173,7 +170,6 @@ TEST(rows_beyond_the_capacity_are_computed_again)
             assert_bfloat16(layer_case_get(&cut, stored[i])->values, layer_case_get(&cut, stored[i])->count);
         assay_tensor_set_free(&all.set);
         assay_tensor_set_free(&cut.set);
-        layer_case_free(&plain);
     }
 }
 
@@ -182,12 +178,12 @@ TEST(sums_of_gradients)
 {
     const int weight = BS_ROUTED + ASSAY_MLP_WO;
     assay_context ctx = assay_context_default(2);
-    layer_case plain = split_case_plain(4, 0, 12, 1);
+    OWNED_BY(layer_case_free) layer_case plain = split_case_plain(4, 0, 12, 1);
     layer_case split = split_case_of(&plain, (assay_mesh){{1, 2, 2}}, 3);
     const stack_run stack = {.config = &split.config};
     bs_run run;
-    bs_weights g;
-    bs_gradient_sums sums;
+    OWNED_BY(bs_weights_free) bs_weights g;
+    OWNED_BY(bs_gradient_sums_close) bs_gradient_sums sums;
     uint64_t seed = 41;
     ctx.arithmetic = &assay_arithmetic_emulated;
     ctx.emulation = &bfloat16;
@@ -208,10 +204,7 @@ TEST(sums_of_gradients)
             assert_true(fabs(sum[j] - exact) <= 8 * bfloat16.precision.accumulate * fabs(exact));
         }
     }
-    bs_gradient_sums_close(&sums);
-    bs_weights_free(&g);
     free(before);
-    layer_case_free(&plain);
 }
 
 static assay_status run_status(assay_context *ctx, const layer_case *c)
@@ -228,7 +221,7 @@ static assay_status run_status(assay_context *ctx, const layer_case *c)
 TEST(a_given_choice)
 {
     assay_context ctx = assay_context_default(1);
-    layer_case plain = split_case_plain(4, 0, 4, 3);
+    OWNED_BY(layer_case_free) layer_case plain = split_case_plain(4, 0, 4, 3);
     layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 2}}, 2);
     test_tensors expected = {0}, found = {0};
     int32_t *ids = test_tensors_add_i32(&split.in, "routing/layers/1/selected_experts", 24);
@@ -243,7 +236,6 @@ TEST(a_given_choice)
     assert_non_null(strstr(ctx.message, "selected_experts"));
     assay_tensor_set_free(&expected.set);
     assay_tensor_set_free(&found.set);
-    layer_case_free(&plain);
 }
 
 TEST(missing_and_foreign_weights_are_refused)
@@ -251,7 +243,7 @@ TEST(missing_and_foreign_weights_are_refused)
     static const char *const foreign[] = {"wi_0_bias", "wi_1_bias", "wo_bias", "per_expert_scale"};
     assay_context ctx = assay_context_default(1);
     layer_case plain = split_case_plain(4, 0, 2, 1);
-    layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 1}}, 2);
+    OWNED_BY(layer_case_free) layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 1}}, 2);
     for (int i = 0; i < 4; i++) {
         char path[ASSAY_PATH_SIZE];
         snprintf(path, sizeof path, "weights/layers/2/moe/%s", foreign[i]);
@@ -263,5 +255,4 @@ TEST(missing_and_foreign_weights_are_refused)
     assert_ok(&ctx, run_status(&ctx, &split));
     test_tensors_remove(&split.in, "weights/layers/2/moe/wo");
     assert_int_not_equal(run_status(&ctx, &split), ASSAY_OK);
-    layer_case_free(&split);
 }

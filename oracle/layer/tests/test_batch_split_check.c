@@ -63,7 +63,7 @@ static void refuse(assay_stack_config *c, const assay_stack_config *good, const 
 TEST(what_it_lacks_is_refused)
 {
     assay_context ctx = assay_context_default(1);
-    layer_case plain = split_case_plain(4, 0, 8, 2);
+    OWNED_BY(layer_case_free) layer_case plain = split_case_plain(4, 0, 8, 2);
     const assay_stack_config good = split_case_of(&plain, (assay_mesh){{1, 2, 2}}, 2).config;
     assay_stack_config c = good;
     assert_ok(&ctx, assay_batch_split_check(&ctx, &good));
@@ -140,7 +140,6 @@ TEST(what_it_lacks_is_refused)
     refuse(&c, &good, "mesh.fsdp_transpose=1");
     c.sharding.mesh.size[ASSAY_AXIS_MLP_TENSOR] = 2;
     refuse(&c, &good, "mesh.mlp_tensor=1");
-    layer_case_free(&plain);
 }
 
 TEST(segments_are_refused)

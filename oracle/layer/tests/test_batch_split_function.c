@@ -18,7 +18,7 @@ TEST_LABELS(threads);
 /* Four shards, two microbatches of one row. */
 static assay_function_config config_of(const assay_batch_split_function *f)
 {
-    layer_case c = layer_case_make(1, 0, 8, 2);
+    OWNED_BY(layer_case_free) layer_case c = layer_case_make(1, 0, 8, 2);
     assay_function_config config = {.stack = c.config, .function = f, .layers = 3, .layer_axis = 1};
     config.stack.single = true;
     config.stack.mla.rope.pairwise = true;
@@ -27,7 +27,6 @@ static assay_function_config config_of(const assay_batch_split_function *f)
     config.stack.sharding =
         (assay_sharding){.mesh = {{1, 2, 2}}, .tensor_shards = 1, .token_chunks = 1, .weight_before_wo = true};
     config.stack.batch_split_factor = 2;
-    layer_case_free(&c);
     return config;
 }
 

@@ -109,10 +109,9 @@ TEST(weights_of_two_layers_at_a_time)
     const double layer = 3.0 * EXPERTS * 8 * HIDDEN * sizeof(double);
     size_t peaks[2][2];
     for (int i = 0; i < 2; i++) {
-        layer_case c = wide_case(i == 0 ? 6 : 12, 1);
+        OWNED_BY(layer_case_free) layer_case c = wide_case(i == 0 ? 6 : 12, 1);
         for (int backward = 0; backward < 2; backward++) peaks[i][backward] = peak_of(&c, backward == 1);
         assert_true((int64_t)peaks[i][1] <= assay_stack_memory(&c.config));
-        layer_case_free(&c);
     }
     if (peaks[0][0] == 0) skip(); /* a sanitizer's allocator, which counts nothing */
     for (int i = 0; i < 2; i++) {
@@ -128,7 +127,7 @@ TEST(weights_of_two_layers_at_a_time)
 TEST(residuals_are_offloaded)
 {
     assay_context ctx = assay_context_default(1);
-    layer_case c = wide_case(4, 2);
+    OWNED_BY(layer_case_free) layer_case c = wide_case(4, 2);
     test_tensors out = {0};
     const assay_source in = test_tensors_source(&c.in);
     const assay_sink sink = test_tensors_sink(&out);
@@ -145,5 +144,4 @@ TEST(residuals_are_offloaded)
     assert_true(layer_case_get(&out, "remat/bytes_offloaded")->values[0] == offloaded);
     assert_true(layer_case_get(&out, "remat/bytes_kept")->values[0] == others);
     assay_tensor_set_free(&out.set);
-    layer_case_free(&c);
 }

@@ -62,7 +62,7 @@ TEST(test_wanted)
     static const char *const *const lists[] = {outputs, one, other, gate};
     static const int counts[] = {1, 4, 1, 1};
     assay_context ctx = assay_context_default(1);
-    layer_case c = layer_case_make(2, 1, 1, 5);
+    OWNED_BY(layer_case_free) layer_case c = layer_case_make(2, 1, 1, 5);
     test_tensors whole = {0};
     c.config.moe.shared_gate = true;
     layer_case_fill(&c);
@@ -81,7 +81,6 @@ TEST(test_wanted)
     for (int64_t i = 0; i < dx->count; i++) assert_true(dx->values[i] == 0);
     assay_tensor_set_free(&zeros.set);
     assay_tensor_set_free(&whole.set);
-    layer_case_free(&c);
 }
 
 TEST(test_refusals)
@@ -95,7 +94,7 @@ TEST(test_refusals)
                                            "has multi-head latent attention"};
     for (int i = 0; i < 7; i++) {
         assay_context ctx = assay_context_default(1);
-        layer_case c = i == 6 ? layer_case_gqa(2, 1, 5) : layer_case_make(2, 1, 1, 5);
+        OWNED_BY(layer_case_free) layer_case c = i == 6 ? layer_case_gqa(2, 1, 5) : layer_case_make(2, 1, 1, 5);
         test_tensors out = {0};
         layer_case_fill(&c);
         if (i == 0) c.config.dense_layers = 3;
@@ -111,6 +110,5 @@ TEST(test_refusals)
         if (strstr(ctx.message, messages[i]) == NULL) fail_msg("message: %s", ctx.message);
         assert_int_equal(out.set.count, 0);
         assay_tensor_set_free(&out.set);
-        layer_case_free(&c);
     }
 }

@@ -79,7 +79,7 @@ TEST(test_forms)
     static const assay_moe_path paths[] = {ASSAY_MOE_DENSE, ASSAY_MOE_DROPPING};
     assay_context ctx = assay_context_default(1);
     for (int path = 0; path < 2; path++) {
-        layer_case c = four_layers();
+        OWNED_BY(layer_case_free) layer_case c = four_layers();
         test_tensors expected = {0};
         c.config.moe.path = paths[path];
         c.config.moe.capacity_factor = 1;
@@ -93,7 +93,6 @@ TEST(test_forms)
             assay_tensor_set_free(&out.set);
         }
         assay_tensor_set_free(&expected.set);
-        layer_case_free(&c);
     }
 }
 
@@ -143,7 +142,7 @@ TEST(test_report)
         {ASSAY_REMAT_MOE_MLPWO, 0, TOKENS * 2 * 8 * 5},
     };
     assay_context ctx = assay_context_default(1);
-    layer_case c = four_layers();
+    OWNED_BY(layer_case_free) layer_case c = four_layers();
     const assay_remat_policy full = c.config.policy;
     assay_remat_report none, one;
     assert_ok(&ctx, assay_stack_remat_model(&ctx, &c.config, &none));
@@ -164,5 +163,4 @@ TEST(test_report)
         const int expected = 2 * (spared[i].dense * DENSE + spared[i].moe * (LAYERS - DENSE));
         assert_true(none.operations_recomputed - one.operations_recomputed == expected);
     }
-    layer_case_free(&c);
 }

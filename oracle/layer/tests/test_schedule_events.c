@@ -104,7 +104,7 @@ static assay_status check(assay_context *ctx, const list *l, const assay_schedul
 TEST(a_run_has_these_events)
 {
     assay_context ctx = assay_context_default(1);
-    layer_case c = split_case_small(4, 0, 2);
+    OWNED_BY(layer_case_free) layer_case c = split_case_small(4, 0, 2);
     test_tensors out = {0};
     layer_case_run(&ctx, &c, &out);
     const assay_tensor *found = layer_case_get(&out, "schedule/events");
@@ -115,7 +115,6 @@ TEST(a_run_has_these_events)
             fail_msg("event %d is not '%s'", i, four_layers[i]);
     }
     assay_tensor_set_free(&out.set);
-    layer_case_free(&c);
 }
 
 /* Layers count over the whole stack, dense ones before the schedule included. */
@@ -126,7 +125,7 @@ TEST(runs_of_other_sizes_pass_the_check)
     } table[] = {{4, 0, 1}, {4, 0, 3}, {6, 1, 2}, {7, 2, 1}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
-        layer_case c = split_case_small(table[i].layers, table[i].dense, table[i].factor);
+        OWNED_BY(layer_case_free) layer_case c = split_case_small(table[i].layers, table[i].dense, table[i].factor);
         test_tensors out = {0};
         assay_schedule_dims dims = {table[i].dense, table[i].layers - table[i].dense, table[i].factor, true};
         layer_case_run(&ctx, &c, &out);
@@ -137,7 +136,6 @@ TEST(runs_of_other_sizes_pass_the_check)
         assert_int_equal(assay_schedule_check(&ctx, found->indices, found->count / ASSAY_EVENT_FIELDS, &dims),
                          ASSAY_BAD_INPUT);
         assay_tensor_set_free(&out.set);
-        layer_case_free(&c);
     }
 }
 
@@ -155,7 +153,7 @@ TEST(three_microbatches)
 {
     assay_context ctx = assay_context_default(1);
     const assay_schedule_dims dims = {.first_layer = 0, .layers = 4, .factor = 3, .backward = true};
-    layer_case c = split_case_small(4, 0, 3);
+    OWNED_BY(layer_case_free) layer_case c = split_case_small(4, 0, 3);
     test_tensors out = {0};
     layer_case_run(&ctx, &c, &out);
     const assay_tensor *found = layer_case_get(&out, "schedule/events");
@@ -168,7 +166,6 @@ TEST(three_microbatches)
         assert_ok(&ctx, assay_schedule_check(&ctx, found->indices, found->count / ASSAY_EVENT_FIELDS, &dims));
     }
     assay_tensor_set_free(&out.set);
-    layer_case_free(&c);
 }
 
 TEST(the_count_is_known_beforehand)

@@ -40,7 +40,7 @@ TEST(test_ragged_all_to_all)
 {
     assay_context ctx = assay_context_default(1);
     for (int variant = 0; variant < SHARDED_CASES; variant++) {
-        moe_case c = sharded_case(variant, BATCH);
+        OWNED_BY(moe_case_free) moe_case c = sharded_case(variant, BATCH);
         for (int mesh = 0; mesh < MESHES; mesh++) {
             const assay_sharding sharding = mesh_of(mesh);
             test_tensors whole, actual;
@@ -52,7 +52,6 @@ TEST(test_ragged_all_to_all)
             assay_tensor_set_free(&whole.set);
             assay_tensor_set_free(&actual.set);
         }
-        moe_case_free(&c);
     }
 }
 
@@ -61,7 +60,7 @@ TEST(test_ring_of_experts)
 {
     assay_context ctx = assay_context_default(1);
     for (int variant = 0; variant < SHARDED_CASES; variant++) {
-        moe_case c = sharded_case(variant, BATCH);
+        OWNED_BY(moe_case_free) moe_case c = sharded_case(variant, BATCH);
         for (int mesh = 0; mesh < MESHES; mesh++) {
             assay_sharding sharding = mesh_of(mesh);
             sharding.ring_of_experts = true;
@@ -75,7 +74,6 @@ TEST(test_ring_of_experts)
             assay_tensor_set_free(&whole.set);
             assay_tensor_set_free(&actual.set);
         }
-        moe_case_free(&c);
     }
 }
 
@@ -87,7 +85,7 @@ TEST(test_chunks_and_tensor_shards)
     } forms[] = {{1, 1, 1}, {3, 1, 1}, {12, 1, 1}, {0, 2, 1}, {4, 3, 1}, {0, 1, 2}, {3, 2, 4}};
     assay_context ctx = assay_context_default(1);
     for (int variant = 0; variant < SHARDED_CASES; variant++) {
-        moe_case c = sharded_case(variant, BATCH);
+        OWNED_BY(moe_case_free) moe_case c = sharded_case(variant, BATCH);
         for (int mesh = 0; mesh < MESHES; mesh += 3) {
             test_tensors ring = {.wanted = compared};
             assay_sharding sharding = mesh_of(mesh);
@@ -111,7 +109,6 @@ TEST(test_chunks_and_tensor_shards)
             }
             assay_tensor_set_free(&ring.set);
         }
-        moe_case_free(&c);
     }
 }
 
@@ -119,7 +116,7 @@ TEST(test_chunks_and_tensor_shards)
 TEST(test_tensor_shards_add)
 {
     assay_context ctx = assay_context_default(1);
-    moe_case c = moe_case_deepseek3(1, 1, 1, 1, 8, 3);
+    OWNED_BY(moe_case_free) moe_case c = moe_case_deepseek3(1, 1, 1, 1, 8, 3);
     assay_sharding sharding = sharded_case_mesh(1, 1, 1);
     test_tensors out = {0};
     double expected[3];
@@ -134,14 +131,13 @@ TEST(test_tensor_shards_add)
     }
     assert_same_bits(moe_case_get(&out, "checkpoints/moe_mlpwi_0")->values, expected, 3);
     assay_tensor_set_free(&out.set);
-    moe_case_free(&c);
 }
 
 /* y is (h of the first part of H times its rows of wo) + (of the second), each a chain of its own; then the bias, once. */
 TEST(test_hidden_shards_add)
 {
     assay_context ctx = assay_context_default(1);
-    moe_case c = moe_case_deepseek3(1, 1, 1, 1, 2, 6);
+    OWNED_BY(moe_case_free) moe_case c = moe_case_deepseek3(1, 1, 1, 1, 2, 6);
     assay_sharding sharding = sharded_case_mesh(1, 1, 1);
     test_tensors out = {0};
     sharding.mesh.size[ASSAY_AXIS_MLP_TENSOR] = 2;
@@ -162,5 +158,4 @@ TEST(test_hidden_shards_add)
         assert_same_bits(&moe_case_get(&out, "checkpoints/moe_mlpwo")->values[d], &expected, 1);
     }
     assay_tensor_set_free(&out.set);
-    moe_case_free(&c);
 }

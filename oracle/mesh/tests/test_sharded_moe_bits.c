@@ -24,7 +24,7 @@ TEST(test_given_checkpoints)
     assay_context ctx = assay_context_default(1);
     for (int form = 0; form < SHARDED_FORMS; form++) {
         assay_sharding sharding;
-        moe_case c = sharded_case_form(form, &sharding);
+        OWNED_BY(moe_case_free) moe_case c = sharded_case_form(form, &sharding);
         test_tensors whole = {0};
         sharded_case_run(&ctx, &c, &sharding, &whole);
         for (int subset = 1; subset < 1 << CHECKPOINTS; subset++) {
@@ -43,7 +43,6 @@ TEST(test_given_checkpoints)
             for (int i = 0; i < CHECKPOINTS; i++) test_tensors_remove(&c.in, checkpoints[i]);
         }
         assay_tensor_set_free(&whole.set);
-        moe_case_free(&c);
     }
 }
 
@@ -53,7 +52,7 @@ TEST(test_given_checkpoints_are_used)
     assay_context ctx = assay_context_default(1);
     for (int form = 0; form < SHARDED_FORMS; form++) {
         assay_sharding sharding;
-        moe_case c = sharded_case_form(form, &sharding);
+        OWNED_BY(moe_case_free) moe_case c = sharded_case_form(form, &sharding);
         test_tensors whole = {0};
         sharded_case_run(&ctx, &c, &sharding, &whole);
         for (int i = 0; i < CHECKPOINTS; i++) {
@@ -69,6 +68,5 @@ TEST(test_given_checkpoints_are_used)
             test_tensors_remove(&c.in, checkpoints[i]);
         }
         assay_tensor_set_free(&whole.set);
-        moe_case_free(&c);
     }
 }

@@ -141,7 +141,7 @@ TEST(test_refused_shardings)
 
 TEST(test_refused_with_fused_moe_func)
 {
-    moe_case c = sharded_case(SHARDED_CASE_FUSED, 8);
+    OWNED_BY(moe_case_free) moe_case c = sharded_case(SHARDED_CASE_FUSED, 8);
     assay_sharding s = sharded_case_mesh(3, 1, 2);
     refuse(&c, &s, "batch is 8, expected a multiple of the 3 shards of data and fsdp");
     s = sharded_case_mesh(1, 1, 2);
@@ -166,13 +166,12 @@ TEST(test_refused_with_fused_moe_func)
         snprintf(text, sizeof text, "fused_moe_func=true goes without %s, found it", names[key]);
         refuse(&c, &s, text);
     }
-    moe_case_free(&c);
 }
 
 TEST(test_refused_blocks)
 {
     assay_sharding s = sharded_case_mesh(1, 1, 2);
-    moe_case c = moe_case_deepseek3(1, 6, 4, 2, 12, 2);
+    OWNED_BY(moe_case_free) moe_case c = moe_case_deepseek3(1, 6, 4, 2, 12, 2);
     s.ring_of_experts = true;
     refuse(&c, &s, "batch is 1, expected a multiple of the mesh's 2 shards");
     s = sharded_case_mesh(2, 1, 2);
@@ -221,7 +220,6 @@ TEST(test_refused_blocks)
     moe_case_fill(&c, false);
     memcpy(test_tensors_add_i32(&c.in, "routing/selected_experts", 4), (int32_t[]){0, 1, 4, 2}, 4 * sizeof(int32_t));
     refuse(&c, &s, "expert");
-    moe_case_free(&c);
 }
 
 /* The numbers of MaxText's tests of get_ragged_buffer_size (DeepSeek-V3, 32768 copies a shard), where it is FSDP beside expert

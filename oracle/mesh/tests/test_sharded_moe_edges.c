@@ -13,7 +13,7 @@ TEST(test_reading)
     static const char *const routing[] = {"routing/*", "outputs/lb_loss", NULL};
     assay_context ctx = assay_context_default(1);
     assay_sharding sharding = sharded_case_mesh(2, 1, 2);
-    moe_case c = moe_case_deepseek3(4, 6, 4, 2, 6, 5);
+    OWNED_BY(moe_case_free) moe_case c = moe_case_deepseek3(4, 6, 4, 2, 6, 5);
     test_tensors out = {0};
     moe_case_fill(&c, false);
     const int64_t kernels = 3 * moe_case_get(&c.in, "weights/wo")->count;
@@ -27,7 +27,6 @@ TEST(test_reading)
     assert_int_equal(c.in.reads, 24 * 6 + 6 * 4 + 4);
     assert_int_equal(out.set.count, 11);
     assay_tensor_set_free(&out.set);
-    moe_case_free(&c);
 }
 
 /* Without cotangents nothing comes back. */
@@ -35,7 +34,7 @@ TEST(test_without_cotangents)
 {
     assay_context ctx = assay_context_default(1);
     assay_sharding sharding;
-    moe_case c = sharded_case_form(0, &sharding);
+    OWNED_BY(moe_case_free) moe_case c = sharded_case_form(0, &sharding);
     test_tensors out = {0};
     test_tensors_remove(&c.in, "cotangents/y");
     test_tensors_remove(&c.in, "cotangents/lb_loss");
@@ -47,7 +46,6 @@ TEST(test_without_cotangents)
     }
     assert_true(moe_case_get(&out, "outputs/y")->values[0] != 0);
     assay_tensor_set_free(&out.set);
-    moe_case_free(&c);
 }
 
 /* A sink that keeps nothing and looks how much memory is taken. */
@@ -94,7 +92,7 @@ TEST(test_memory)
     for (int form = 0; form < SHARDED_FORMS; form++) {
         assay_context ctx = assay_context_default(1);
         assay_sharding sharding;
-        moe_case c = sharded_case_form(form, &sharding);
+        OWNED_BY(moe_case_free) moe_case c = sharded_case_form(form, &sharding);
         const assay_source source = test_tensors_source(&c.in);
         const size_t before = memory_now();
         size_t most = before;
@@ -102,7 +100,6 @@ TEST(test_memory)
         assert_ok(&ctx, assay_sharded_moe_run(&ctx, &c.config, &sharding, &source, &sink));
         const int64_t bound = assay_sharded_moe_memory(&c.config, &sharding);
         assert_true((int64_t)(most - before) <= bound);
-        moe_case_free(&c);
     }
     /* A block of DeepSeek-V3's width on 16 shards: rows of x, y and their gradients are 8 GiB, and it is not far above.
      */

@@ -37,7 +37,7 @@ TEST(test_stores)
                 .precision = bf16, .storage = ASSAY_BFLOAT16, .multiply = ASSAY_BFLOAT16, .seed = 3};
             assay_context ctx = assay_context_default(1);
             assay_sharding sharding = sharded_case_mesh(1, 1, shards);
-            moe_case c = sharded_case(variant, 4);
+            OWNED_BY(moe_case_free) moe_case c = sharded_case(variant, 4);
             test_tensors whole = {.wanted = wanted}, actual = {.wanted = wanted};
             ctx.arithmetic = &assay_arithmetic_emulated;
             ctx.emulation = &emulation;
@@ -49,7 +49,6 @@ TEST(test_stores)
             if (shards == 1) moe_case_assert_same(&actual, &whole);
             assay_tensor_set_free(&whole.set);
             assay_tensor_set_free(&actual.set);
-            moe_case_free(&c);
         }
     }
 }
@@ -62,6 +61,7 @@ TEST(test_spread)
         for (int form = 0; form < (variants[i] == SHARDED_CASE_LLAMA4 ? 4 : 5); form++) {
             assay_context ctx = assay_context_default(1);
             assay_sharding sharding = sharded_case_mesh(2, 1, 2);
+            OWNED_BY(moe_case_free)
             moe_case c = form == 3 ? sharded_case_wide(variants[i], 4) : sharded_case(variants[i], 4);
             test_tensors whole = {.wanted = wanted}, members[MEMBERS], alone[MEMBERS];
             sharding.ring_of_experts = form == 1 || form == 2;
@@ -94,7 +94,6 @@ TEST(test_spread)
                 assay_tensor_set_free(&alone[member].set);
             }
             assay_tensor_set_free(&whole.set);
-            moe_case_free(&c);
         }
     }
 }

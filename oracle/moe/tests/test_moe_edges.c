@@ -30,7 +30,7 @@ TEST(test_empty_experts)
     const assay_moe_path paths[] = {ASSAY_MOE_SPARSE, ASSAY_MOE_DENSE, ASSAY_MOE_DROPPING};
     assay_context ctx = assay_context_default(2);
     for (int path = 0; path < 3; path++) {
-        moe_case c = moe_case_deepseek3(1, 4, 5, 2, 3, 2);
+        OWNED_BY(moe_case_free) moe_case c = moe_case_deepseek3(1, 4, 5, 2, 3, 2);
         test_tensors out = {0};
         c.expert_bias = true;
         c.config.path = paths[path];
@@ -49,7 +49,6 @@ TEST(test_empty_experts)
             }
         }
         assay_tensor_set_free(&out.set);
-        moe_case_free(&c);
     }
 }
 
@@ -57,7 +56,7 @@ TEST(test_empty_experts)
 TEST(test_no_room)
 {
     assay_context ctx = assay_context_default(2);
-    moe_case c = moe_case_deepseek3(1, 3, 3, 1, 4, 2);
+    OWNED_BY(moe_case_free) moe_case c = moe_case_deepseek3(1, 3, 3, 1, 4, 2);
     test_tensors out = {0};
     c.config.path = ASSAY_MOE_DROPPING;
     c.config.capacity_factor = 0.3;
@@ -72,14 +71,13 @@ TEST(test_no_room)
     }
     assert_int_equal(moe_case_get(&out, "routing/selected_experts")->count, 3);
     assay_tensor_set_free(&out.set);
-    moe_case_free(&c);
 }
 
 /* Without cotangents/y nothing comes through y. */
 TEST(test_output_without_a_cotangent)
 {
     assay_context ctx = assay_context_default(1);
-    moe_case c = moe_case_deepseek3(1, 6, 4, 2, 3, 2);
+    OWNED_BY(moe_case_free) moe_case c = moe_case_deepseek3(1, 6, 4, 2, 3, 2);
     test_tensors out = {0};
     c.config.routing.load_balance_loss_weight = 0.1;
     c.cotangent_lb_loss = true;
@@ -90,7 +88,6 @@ TEST(test_output_without_a_cotangent)
     for (int64_t i = 0; i < wo->count; i++) assert_true(wo->values[i] == 0);
     assert_true(moe_case_get(&out, "gradients/weights/gate/kernel")->values[0] != 0);
     assay_tensor_set_free(&out.set);
-    moe_case_free(&c);
 }
 
 /* Weights are read once, and not at all where nothing needs them. */
@@ -99,7 +96,7 @@ TEST(test_reading)
     static const char *const everything[] = {"outputs/*", "gradients/*", "routing/*", NULL};
     static const char *const routing[] = {"routing/*", "outputs/lb_loss", NULL};
     assay_context ctx = assay_context_default(1);
-    moe_case c = moe_case_deepseek3(1, 8, 4, 2, 6, 5);
+    OWNED_BY(moe_case_free) moe_case c = moe_case_deepseek3(1, 8, 4, 2, 6, 5);
     moe_case_fill(&c, false);
     int64_t kernels = 3 * moe_case_get(&c.in, "weights/wo")->count;
     int64_t others = 2 * 8 * 6 + 6 * 4 + 4, busy = 0;
@@ -117,7 +114,6 @@ TEST(test_reading)
     assert_int_equal(c.in.reads, 8 * 6 + 6 * 4 + 4);
     assert_int_equal(out.set.count, 6);
     assay_tensor_set_free(&out.set);
-    moe_case_free(&c);
 }
 
 static void refuse(moe_case *c, const char *text)

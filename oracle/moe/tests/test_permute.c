@@ -83,7 +83,7 @@ TEST(test_order_is_the_stable_argsort)
 {
     assay_context ctx = assay_context_default(1);
     for (int c = 0; c < CASE_COUNT; c++) {
-        problem p;
+        OWNED_BY(problem_free) problem p;
         problem_make(&ctx, &p, &CASES[c]);
         for (int64_t i = 0; i < p.copies; i++) assert_int_equal(p.order[place_of(&p, i)], i);
         for (int64_t e = 0; e < p.dims.experts; e++) {
@@ -91,7 +91,6 @@ TEST(test_order_is_the_stable_argsort)
             for (int64_t i = 0; i < p.copies; i++) count += p.selected[i] == e;
             assert_int_equal(p.sizes[e], count);
         }
-        problem_free(&p);
     }
 }
 
@@ -137,10 +136,9 @@ TEST(test_values)
     assay_context ctx = assay_context_default(1);
     for (int c = 0; c < CASE_COUNT; c++) {
         for (int i = 0; test_next_context(&i, &ctx);) {
-            problem p;
+            OWNED_BY(problem_free) problem p;
             problem_make(&ctx, &p, &CASES[c]);
             check_values(&ctx, &p);
-            problem_free(&p);
         }
     }
 }

@@ -32,7 +32,7 @@ TEST(each_shard_has_its_gate_then_its_up)
 TEST(rows_are_never_cut)
 {
     assay_context ctx = assay_context_default(1);
-    moe_case c = moe_case_deepseek3(2, 5, 4, 2, 5, 6);
+    OWNED_BY(moe_case_free) moe_case c = moe_case_deepseek3(2, 5, 4, 2, 5, 6);
     double numbers[6];
     c.config.fused_weights = true;
     moe_case_fill(&c, false);
@@ -41,5 +41,4 @@ TEST(rows_are_never_cut)
     const assay_source laid_out = assay_prefused_source(&p);
     assert_int_equal(laid_out.read(&ctx, laid_out.self, "weights/wi", 0, 6, numbers), ASSAY_INTERNAL);
     assert_ok(&ctx, laid_out.read(&ctx, laid_out.self, "weights/wo", 0, 6, numbers));
-    moe_case_free(&c);
 }

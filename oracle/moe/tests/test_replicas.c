@@ -11,7 +11,7 @@ TEST(test_replicas_by_hand)
     static const int32_t selected[] = {2, 0, 1, 2, 2, 0, 2, 1}; /* [4,2] */
     static const int32_t expected[] = {0, 1, 2, 3, 5, 1, 0, 2};
     assay_context ctx = {.threads = 1};
-    assay_replicas r = {0};
+    OWNED_BY(assay_replicas_free) assay_replicas r = {0};
     int32_t physical[8];
     assert_ok(&ctx, assay_replicas_make(&ctx, &r, map, 6, 3));
     assert_int_equal(r.most, 3);
@@ -20,7 +20,6 @@ TEST(test_replicas_by_hand)
     assert_memory_equal(r.place, ((int32_t[]){3, 0, 2, 4, 1, 5}), sizeof map);
     assay_replicas_choose(&r, physical, selected, NULL, &(assay_permute_dims){.tokens = 4, .experts_per_token = 2});
     assert_memory_equal(physical, expected, sizeof expected);
-    assay_replicas_free(&r);
 }
 
 TEST(test_refused_maps)

@@ -30,14 +30,13 @@ TEST(test_emulated_weights_share_an_error)
             const assay_emulation emulation = {
                 .precision = {.accumulate = unit}, .storage = ASSAY_FLOAT32, .multiply = ASSAY_FLOAT32, .seed = seed};
             assay_context ctx = assay_context_default(1);
-            assay_routing r = {0};
+            OWNED_BY(assay_routing_free) assay_routing r = {0};
             if (seed > 0) ctx.arithmetic = &assay_arithmetic_emulated, ctx.emulation = &emulation;
             assert_ok(&ctx, assay_routing_alloc(&ctx, &r, &config));
             assert_ok(&ctx, assay_routing_forward(&ctx, &r, &in, &config));
             for (int i = 0; i < k; i++) sum += r.weights[i];
             if (seed == 0) exact = sum;
             squares += (sum / exact - 1) * (sum / exact - 1);
-            assay_routing_free(&r);
         }
         const double error = sqrt(squares / SEEDS) / unit;
         if (!(k == 1 ? error == 0 : error > 0.75 && error < 1.25)) fail_msg("%d: %g roundings", k, error);
@@ -63,13 +62,12 @@ TEST(test_emulated_sums_with_a_large_bias)
         const assay_emulation emulation = {
             .precision = {.router = unit}, .storage = ASSAY_FLOAT32, .multiply = ASSAY_FLOAT32, .seed = seed};
         assay_context ctx = assay_context_default(1);
-        assay_routing r = {0};
+        OWNED_BY(assay_routing_free) assay_routing r = {0};
         if (seed > 0) ctx.arithmetic = &assay_arithmetic_emulated, ctx.emulation = &emulation;
         assert_ok(&ctx, assay_routing_alloc(&ctx, &r, &config));
         assert_ok(&ctx, assay_routing_forward(&ctx, &r, &in, &config));
         if (seed == 0) exact = r.weights[0];
         squares += (r.weights[0] - exact) * (r.weights[0] - exact) / SEEDS;
-        assay_routing_free(&r);
     }
     const double error =
         sqrt(squares) / (exact * (1 - exact) * 34.5 * sqrt(2.0)) / unit; /* of the difference of two sums */
@@ -84,12 +82,11 @@ static void run_backward(double *d_logits, double *d_bias, const assay_routing_c
     const assay_emulation emulation = {.precision = {.accumulate = unit, .router = unit, .elementary = unit},
                                        .seed = seed};
     assay_context ctx = assay_context_default(1);
-    assay_routing r = {0};
+    OWNED_BY(assay_routing_free) assay_routing r = {0};
     if (seed > 0) ctx.arithmetic = &assay_arithmetic_emulated, ctx.emulation = &emulation;
     assert_ok(&ctx, assay_routing_alloc(&ctx, &r, config));
     assert_ok(&ctx, assay_routing_forward(&ctx, &r, in, config));
     assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, d_bias, NULL, d_weights, d_lb_loss, 0, &r, in, config));
-    assay_routing_free(&r);
 }
 
 /* Where a gradient cancels, what cancels is rounded: s (1 - s) of a sigmoid near 1, a softmax whose gradients are all the same. */

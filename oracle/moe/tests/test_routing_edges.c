@@ -56,7 +56,7 @@ TEST(test_far_logits)
             config.renormalize_exactly = true;
             const assay_routing_inputs in = {.logits = LOGITS[i]};
             assay_context ctx = assay_context_default(1);
-            assay_routing r = {0};
+            OWNED_BY(assay_routing_free) assay_routing r = {0};
             double d_logits[6], d_expected[6];
             assert_ok(&ctx, assay_routing_alloc(&ctx, &r, &config));
             assert_ok(&ctx, assay_routing_forward(&ctx, &r, &in, &config));
@@ -74,7 +74,6 @@ TEST(test_far_logits)
             /* Element by element: what is small is not drowned by what is large. */
             assert_close(d_logits, d_expected, 6, 1e-13, 1e-22);
             case_end(&c);
-            assay_routing_free(&r);
         }
     }
 }
@@ -89,7 +88,7 @@ TEST(test_one_expert_divided)
         config.renormalize_exactly = exactly;
         const assay_routing_inputs in = {.logits = logits};
         assay_context ctx = assay_context_default(1);
-        assay_routing r;
+        OWNED_BY(assay_routing_free) assay_routing r;
         double d_logits[6], expected[6] = {0};
         assert_ok(&ctx, assay_routing_alloc(&ctx, &r, &config));
         assert_ok(&ctx, assay_routing_forward(&ctx, &r, &in, &config));
@@ -104,7 +103,6 @@ TEST(test_one_expert_divided)
             expected[3] = d_weight * factor * 1e-20 * s * (1.0 - s) / ((s + 1e-20) * (s + 1e-20));
             assert_close(d_logits, expected, 6, 1e-14, 0.0);
         }
-        assay_routing_free(&r);
     }
 }
 
@@ -126,7 +124,7 @@ TEST(test_others_learn_nothing_of_weights_over_their_sum)
         for (int e = 0; e < EXPERTS; e++) logits[e] = 2 * sin(1.7 * e + draw) + (e == 7 ? 4 : 0);
         const assay_routing_inputs in = {.logits = logits};
         assay_context ctx = assay_context_default(1);
-        assay_routing r;
+        OWNED_BY(assay_routing_free) assay_routing r;
         assert_ok(&ctx, assay_routing_alloc(&ctx, &r, &config));
         assert_ok(&ctx, assay_routing_forward(&ctx, &r, &in, &config));
         assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, NULL, NULL, d_weights, 0.0, 0, &r, &in, &config));
@@ -136,7 +134,6 @@ TEST(test_others_learn_nothing_of_weights_over_their_sum)
         }
         for (int e = 0; e < EXPERTS; e++) others += fabs(d_logits[e]);
         worst = fmax(worst, others / learnt);
-        assay_routing_free(&r);
     }
     print_message("others: %g of what the chosen learn\n", worst);
     assert_true(worst < 0x1p-53);
@@ -163,7 +160,7 @@ TEST(test_gradient_of_one_probability_of_many)
         const double d_weight = 0.3;
         const assay_routing_inputs in = {.logits = logits};
         assay_context ctx = assay_context_default(1);
-        assay_routing r;
+        OWNED_BY(assay_routing_free) assay_routing r;
         assert_ok(&ctx, assay_routing_alloc(&ctx, &r, &config));
         assert_ok(&ctx, assay_routing_forward(&ctx, &r, &in, &config));
         assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, NULL, NULL, &d_weight, 0.0, 0, &r, &in, &config));
@@ -172,7 +169,6 @@ TEST(test_gradient_of_one_probability_of_many)
             const double expected = (double)(d_weight * p * (e == 24 ? others : -shares[24]) / sum);
             assert_close(&d_logits[e], &expected, 1, 3e-15, 0.0);
         }
-        assay_routing_free(&r);
     }
 }
 
@@ -278,12 +274,11 @@ TEST(test_refused_inputs)
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         assay_context ctx = assay_context_default(2);
         assay_routing_config config = plain_config();
-        assay_routing r;
+        OWNED_BY(assay_routing_free) assay_routing r;
         config.sequence = T;
         config.hash_rows = table[i].hash_rows;
         assert_ok(&ctx, assay_routing_alloc(&ctx, &r, &config));
         assert_refused(&ctx, assay_routing_forward(&ctx, &r, &table[i].in, &config), table[i].parts);
-        assay_routing_free(&r);
     }
 }
 
@@ -295,7 +290,7 @@ TEST(test_run_twice)
     assay_routing_config config = plain_config();
     config.load_balance_loss_weight = config.routed_bias_update_rate = 1.0;
     const assay_routing_inputs steps[] = {{.logits = first}, {.logits = second}};
-    assay_routing used, fresh;
+    OWNED_BY(assay_routing_free) assay_routing used, fresh;
     assert_ok(&ctx, assay_routing_alloc(&ctx, &used, &config));
     assert_ok(&ctx, assay_routing_alloc(&ctx, &fresh, &config));
     assert_ok(&ctx, assay_routing_forward(&ctx, &used, &steps[0], &config));
@@ -306,6 +301,4 @@ TEST(test_run_twice)
     assert_same_bits(used.weights, fresh.weights, 3);
     assert_same_bits(used.bias_updates, fresh.bias_updates, 6);
     assert_same_bits(&used.lb_loss, &fresh.lb_loss, 1);
-    assay_routing_free(&used);
-    assay_routing_free(&fresh);
 }

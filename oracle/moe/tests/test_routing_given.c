@@ -75,7 +75,7 @@ TEST(test_a_slot_of_none_is_no_choice)
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         static problem p;
-        assay_routing with_none, fewer;
+        OWNED_BY(assay_routing_free) assay_routing with_none, fewer;
         double d_logits[T * E], d_bias[E];
         problem_make(&p);
         assay_routing_config config = config_of(table[i].family, table[i].score_func);
@@ -99,8 +99,6 @@ TEST(test_a_slot_of_none_is_no_choice)
                 assert_same_bits(&with_none.weights[t * K + k], &expected, 1);
             }
         }
-        assay_routing_free(&with_none);
-        assay_routing_free(&fewer);
     }
 }
 
@@ -110,7 +108,7 @@ TEST(test_random_routing_may_repeat)
     const double logits[] = {0.5, -1, 2}, bias[] = {0.25, 0, -0.5}, d_weights[] = {3, 5, 7};
     const int32_t given[] = {2, 0, 2};
     assay_context ctx = assay_context_default(1);
-    assay_routing r;
+    OWNED_BY(assay_routing_free) assay_routing r;
     double d_logits[3], d_bias[3];
     const assay_routing_config config = {.batch = 1,
                                          .sequence = 1,
@@ -134,5 +132,4 @@ TEST(test_random_routing_may_repeat)
     const assay_routing_inputs none = {.logits = logits, .bias = bias};
     assert_int_equal(assay_routing_forward(&ctx, &r, &none, &config), ASSAY_BAD_INPUT);
     assert_non_null(strstr(ctx.message, "use_random_routing"));
-    assay_routing_free(&r);
 }

@@ -60,9 +60,9 @@ TEST(test_against_the_second_form)
         const int64_t experts = SHAPES[s].experts, per_token = SHAPES[s].per_token;
         const assay_routing_config config =
             selection_config(TOKENS, experts, per_token, SHAPES[s].groups, SHAPES[s].kept, SHAPES[s].group_score);
-        double *logits = calloc((size_t)(TOKENS * experts), sizeof *logits);
+        OWNED double *logits = calloc((size_t)(TOKENS * experts), sizeof *logits);
         assay_context ctx = assay_context_default(1);
-        assay_routing r = {0};
+        OWNED_BY(assay_routing_free) assay_routing r = {0};
         draw(logits, TOKENS, experts, &random);
         route(&r, logits, NULL, &config);
         for (int64_t t = 0; t < TOKENS; t++) {
@@ -75,8 +75,6 @@ TEST(test_against_the_second_form)
             const double half_gap = (double)margin;
             assert_close(&r.margin[t], &half_gap, 1, 0x1p-52, 0x1p-50); /* sums of groups are rounded */
         }
-        assay_routing_free(&r);
-        free(logits);
     }
 }
 
@@ -126,7 +124,7 @@ TEST(test_margin_is_tight)
     uint64_t random = 3;
     const assay_routing_config config = selection_config(TOKENS, E, K, -1, -1, ASSAY_GROUP_MAX);
     double logits[TOKENS * E], moved[TOKENS * E];
-    assay_routing before = {0}, after = {0};
+    OWNED_BY(assay_routing_free) assay_routing before = {0}, after = {0};
     for (int i = 0; i < TOKENS * E; i++) logits[i] = test_normal(&random);
     route(&before, logits, NULL, &config);
     for (int i = 0; i < TOKENS * E; i++) moved[i] = logits[i] + before.margin[i / E] * (1.0 + 1e-9);
@@ -139,8 +137,6 @@ TEST(test_margin_is_tight)
         assert_true(before.margin[t] > 0.0);
         assert_false(same_set(before.selected_experts + t * K, after.selected_experts + t * K, K));
     }
-    assay_routing_free(&before);
-    assay_routing_free(&after);
 }
 
 /* Groups: the change that lowers the two that count of the last kept group and raises those of the first not kept. */
@@ -173,7 +169,7 @@ TEST(test_maxtext_groups)
                              0.05, 0.02, 0.65, 0.20, 0.04, 0.01, 0.32, 0.10, 0.05, 0.02};
     const int32_t expected[] = {13, 5, 6, 14, 0, 8, 1, 9};
     double logits[32], bias[16], weights[8];
-    assay_routing r = {0};
+    OWNED_BY(assay_routing_free) assay_routing r = {0};
     for (int i = 0; i < 32; i++) logits[i] = biased[i] - 0.5;
     for (int e = 0; e < 16; e++) bias[e] = 0.5;
     route(&r, logits, bias, &config);
@@ -182,7 +178,6 @@ TEST(test_maxtext_groups)
         weights[i] = logits[i / 4 * 16 + expected[i]];
     }
     assert_same_bits(r.weights, weights, 8);
-    assay_routing_free(&r);
 }
 
 /* Inputs on which known bugs show: what stands in for -inf, which rule scores a group, and ties. */
@@ -209,13 +204,12 @@ TEST(test_known_traps)
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         const assay_routing_config config =
             selection_config(1, 8, table[i].per_token, table[i].groups, table[i].kept, table[i].group_score);
-        assay_routing r = {0};
+        OWNED_BY(assay_routing_free) assay_routing r = {0};
         route(&r, table[i].values, NULL, &config);
         for (int64_t k = 0; k < table[i].per_token; k++) {
             if (r.selected_experts[k] != table[i].expected[k]) print_error("%s\n", table[i].what);
             assert_int_equal(r.selected_experts[k], table[i].expected[k]);
         }
         assert_same_bits(r.margin, &table[i].margin, 1);
-        assay_routing_free(&r);
     }
 }

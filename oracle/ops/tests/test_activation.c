@@ -135,9 +135,8 @@ static void same_bits(assay_context *ctx, void *data)
 
 TEST(test_every_instruction_set_gives_the_same_bits)
 {
-    double *first = test_nans(2 * COUNT * (ASSAY_ACTIVATION_COUNT + 1));
+    OWNED double *first = test_nans(2 * COUNT * (ASSAY_ACTIVATION_COUNT + 1));
     test_each_context(same_bits, first);
-    free(first);
 }
 
 /* In place, one result only, and any number of elements: the same bits; nothing beyond them is touched. */

@@ -15,7 +15,7 @@ TEST(test_no_cotangent_of_lse_is_one_of_zeros)
 {
     const assay_attention_config config = {.batch = 1, .sequence = 130, .heads = 2, .qk_dim = 4, .v_dim = 3};
     assay_context ctx = assay_context_default(2);
-    attention_problem p;
+    OWNED_BY(attention_problem_free) attention_problem p;
     attention_problem_make(&p, &config, ONE_SEGMENT);
     memset(p.dlse, 0, (size_t)p.count[ATTENTION_LSE] * sizeof *p.dlse);
     attention_problem_run(&ctx, &p);
@@ -29,7 +29,6 @@ TEST(test_no_cotangent_of_lse_is_one_of_zeros)
         assert_same_bits(results[t], p.results[ATTENTION_DQUERY + t], p.count[ATTENTION_DQUERY + t]);
         free(results[t]);
     }
-    attention_problem_free(&p);
 }
 
 TEST(test_padding_gives_nothing)
@@ -73,12 +72,12 @@ TEST(test_nan_reaches_later_tokens_only)
     static const int64_t PLACES[] = {0, 1, 5, 127, 128, 200};
     const assay_attention_config config = {.batch = 1, .sequence = 201, .heads = 1, .qk_dim = 4, .v_dim = 3};
     assay_context ctx = assay_context_default(2);
-    attention_problem clean;
+    OWNED_BY(attention_problem_free) attention_problem clean;
     attention_problem_make(&clean, &config, ONE_SEGMENT);
     attention_problem_run(&ctx, &clean);
     for (size_t i = 0; i < 3 * sizeof PLACES / sizeof *PLACES; i++) {
         const int64_t at = PLACES[i / 3];
-        attention_problem p;
+        OWNED_BY(attention_problem_free) attention_problem p;
         attention_problem_make(&p, &config, ONE_SEGMENT);
         double *const tensors[] = {p.key, p.value, p.query};
         const int64_t width = i % 3 == 1 ? config.v_dim : config.qk_dim;
@@ -98,16 +97,14 @@ TEST(test_nan_reaches_later_tokens_only)
                              clean.results[ATTENTION_DVALUE] + after * config.v_dim, left * config.v_dim);
             assert_all_nan(p.results[ATTENTION_DVALUE], after * config.v_dim);
         }
-        attention_problem_free(&p);
     }
-    attention_problem_free(&clean);
 }
 
 TEST(test_infinite_values_stay_infinite)
 {
     const assay_attention_config config = {.batch = 1, .sequence = 140, .heads = 1, .qk_dim = 4, .v_dim = 2};
     assay_context ctx = assay_context_default(1);
-    attention_problem p;
+    OWNED_BY(attention_problem_free) attention_problem p;
     attention_problem_make(&p, &config, ONE_SEGMENT);
     p.value[130 * 2] = INFINITY;
     attention_problem_run(&ctx, &p);
@@ -115,7 +112,6 @@ TEST(test_infinite_values_stay_infinite)
         assert_true(i < 130 ? isfinite(p.results[ATTENTION_OUT][i * 2]) : p.results[ATTENTION_OUT][i * 2] == INFINITY);
         assert_true(isfinite(p.results[ATTENTION_OUT][i * 2 + 1]));
     }
-    attention_problem_free(&p);
 }
 
 /* Equal probabilities of values that add up to 0: the last partial sum is 0, those before it are rounded. */
@@ -229,7 +225,7 @@ TEST(test_huge_scores_do_not_overflow)
     const assay_attention_config config = {.batch = 1, .sequence = 150, .heads = 1, .qk_dim = 6, .v_dim = 3};
     assay_context ctx = assay_context_default(2);
     for (int sign = -1; sign <= 1; sign += 2) {
-        attention_problem p;
+        OWNED_BY(attention_problem_free) attention_problem p;
         attention_problem_make(&p, &config, ONE_SEGMENT);
         /* all of one sign: -1e4 is no smaller a score than 1e4 to a softmax */
         for (int64_t i = 0; i < p.count[ATTENTION_DQUERY]; i++) {
@@ -241,7 +237,6 @@ TEST(test_huge_scores_do_not_overflow)
         for (int r = 0; r < ATTENTION_RESULTS; r++) {
             for (int64_t i = 0; i < p.count[r]; i++) assert_true(isfinite(p.results[r][i]));
         }
-        attention_problem_free(&p);
     }
 }
 
@@ -250,7 +245,7 @@ TEST(test_blas_agrees)
     const assay_attention_config config = {
         .batch = 2, .sequence = 200, .heads = 2, .qk_dim = 24, .v_dim = 16, .mask_padding = true};
     assay_context ctx = assay_context_default(2), blas = ctx;
-    attention_problem p, other;
+    OWNED_BY(attention_problem_free) attention_problem p, other;
     blas.arithmetic = &assay_arithmetic_blas;
     attention_problem_make(&p, &config, PADDED_END);
     attention_problem_make(&other, &config, PADDED_END);
@@ -259,6 +254,4 @@ TEST(test_blas_agrees)
     for (int r = 0; r < ATTENTION_RESULTS; r++) {
         assert_close(other.results[r], p.results[r], p.count[r], 1e-13, 1e-13);
     }
-    attention_problem_free(&p);
-    attention_problem_free(&other);
 }

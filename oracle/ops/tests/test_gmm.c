@@ -82,11 +82,11 @@ static void check_cases(assay_context *ctx, void *data)
 {
     (void)data;
     for (int c = 0; c < CASE_COUNT; c++) {
-        problem p;
+        OWNED_BY(problem_free) problem p;
         problem_make(&p, &CASES[c].dims, CASES[c].sizes, ASSAY_FLOAT64);
         const int64_t y_count = p.dims.m * p.dims.n, dlhs_count = p.dims.m * p.dims.k;
         const int64_t drhs_count = p.dims.groups * p.dims.k * p.dims.n;
-        double *y = test_nans(y_count), *dlhs = test_nans(dlhs_count), *drhs = test_nans(drhs_count);
+        OWNED double *y = test_nans(y_count), *dlhs = test_nans(dlhs_count), *drhs = test_nans(drhs_count);
         problem_run(ctx, &p);
         formula(&p, y, dlhs, drhs);
         assert_same_bits(p.y, y, y_count);
@@ -98,10 +98,6 @@ static void check_cases(assay_context *ctx, void *data)
         assert_ok(ctx, assay_gmm_backward(ctx, NULL, p.drhs, p.dy, p.lhs, p.rhs, p.sizes, &p.dims));
         assert_same_bits(p.dlhs, dlhs, dlhs_count);
         assert_same_bits(p.drhs, drhs, drhs_count);
-        free(y);
-        free(dlhs);
-        free(drhs);
-        problem_free(&p);
     }
 }
 

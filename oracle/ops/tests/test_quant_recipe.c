@@ -30,7 +30,7 @@ TEST(blocks_begin_with_each_group)
     static const int32_t of_groups[] = {2, 1};
     static const double x[] = {448, 17, 17}, dy[] = {1, 1, 1}, w[] = {1, 1};
     assay_context ctx = assay_context_default(1);
-    assay_quant_recipe_operands o;
+    OWNED_BY(assay_quant_recipe_operands_free) assay_quant_recipe_operands o;
     assay_quant_recipe_config config = config_of("deepseek_v3");
     assert_ok(&ctx, quantise(&ctx, &o, x, w, dy, of_groups, &small, &config));
     assert_true(o.dw_x[0] == 448 && o.dw_x[1] == 16 && fabs(o.dw_x[2] - 17) < 1e-5 && o.x == x);
@@ -38,7 +38,6 @@ TEST(blocks_begin_with_each_group)
     config.recipe = NULL;
     assert_ok(&ctx, quantise(&ctx, &o, x, w, dy, of_groups, &small, &config));
     assert_true(o.dx_dy == dy && o.dw_dy == dy && o.dw_x == x && o.dx_w == w && o.w == w);
-    assay_quant_recipe_operands_free(&o);
 }
 
 /* bfloat16: 3 / 448 is stored as 219 / 2^15; a fixed range cuts off, and a scale too small is 1. */
@@ -48,7 +47,7 @@ TEST(each_step_is_rounded_to_the_tensors_type)
     static const int32_t one[] = {1};
     static const double x[] = {3, 1}, dy[] = {0x1p-80}, w[] = {448, 448};
     assay_context ctx = assay_context_default(1);
-    assay_quant_recipe_operands o;
+    OWNED_BY(assay_quant_recipe_operands_free) assay_quant_recipe_operands o;
     assay_quant_recipe_config config = config_of("fp8_full");
     assert_ok(&ctx, quantise(&ctx, &o, x, w, dy, one, &small, &config));
     assert_true(o.dw_x[0] == 448 && o.x[0] == 448 * 219 * 0x1p-15);
@@ -57,7 +56,6 @@ TEST(each_step_is_rounded_to_the_tensors_type)
     config.x.fixed = 2;
     assert_ok(&ctx, quantise(&ctx, &o, x, w, dy, one, &small, &config));
     assert_true(o.dw_x[0] == 448 && o.x[0] < 2.01);
-    assay_quant_recipe_operands_free(&o);
 }
 
 TEST(calibrations_are_read)

@@ -56,11 +56,10 @@ static double scale_number(const assay_quantize_config *c, int32_t code)
 /* One block: its scale's code, and the code of its first number. */
 static void expect(const assay_quantize_config *c, const double *x, int32_t scale, int32_t code)
 {
-    result r = quantize(c, x, 1);
+    OWNED_BY(result_free) result r = quantize(c, x, 1);
     if (r.scale[0] != scale || r.codes[0] != code)
         fail_msg("%s of %a: scale %d, code %d; expected %d, %d", c->format->name, x[0], (int)r.scale[0],
                  (int)r.codes[0], (int)scale, (int)code);
-    result_free(&r);
 }
 
 /* By hand. 127 is 2^0. */
@@ -139,7 +138,7 @@ TEST(whole_rows_and_tensors_have_one_scale)
     for (int i = 0; i < ROWS * COLUMNS; i++) x[i] = i == 0 ? 448 : i == COLUMNS + 299 ? 896 : 2;
     const assay_quantize_config row = config_of("fp8_e4m3_row", ROWS, COLUMNS),
                                 tensor = config_of("fp8_e4m3_tensor", ROWS, COLUMNS);
-    result of_rows = quantize(&row, x, 1), of_all = quantize(&tensor, x, 1);
+    OWNED_BY(result_free) result of_rows = quantize(&row, x, 1), of_all = quantize(&tensor, x, 1);
     const float scales[] = {1, 2};
     assert_int_equal(assay_quantize_scales(&row), 2);
     assert_int_equal(assay_quantize_scales(&tensor), 1);
@@ -150,8 +149,6 @@ TEST(whole_rows_and_tensors_have_one_scale)
     assert_int_equal(of_rows.codes[300], 0x38); /* 1 */
     assert_int_equal(of_all.codes[299], 0x38);
     assert_int_equal(of_all.codes[599], 0x7E);
-    result_free(&of_rows);
-    result_free(&of_all);
 }
 
 TEST(refusals)
@@ -181,9 +178,9 @@ TEST(swizzled_scales_lie_in_tiles)
     assert_int_equal(assay_quantize_scales(&c), 256 * 8);
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
         assert_int_equal(assay_quantize_scale_place(&c, table[i].row, table[i].column), table[i].place);
-    double *x = test_nans(c.rows * c.columns);
+    OWNED double *x = test_nans(c.rows * c.columns);
     for (int64_t i = 0; i < c.rows * c.columns; i++) x[i] = ldexp(1, (int)(i / c.columns % 64 - i % c.columns / 32));
-    result r = quantize(&c, x, 2);
+    OWNED_BY(result_free) result r = quantize(&c, x, 2);
     int64_t there = 0;
     for (int64_t i = 0; i < c.rows; i++) {
         for (int64_t j = 0; j < 5; j++, there++) {
@@ -193,6 +190,4 @@ TEST(swizzled_scales_lie_in_tiles)
     }
     for (int64_t i = 0; i < assay_quantize_scales(&c); i++) there -= r.scale[i] != 0;
     assert_int_equal(there, 0);
-    result_free(&r);
-    free(x);
 }

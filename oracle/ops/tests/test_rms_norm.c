@@ -44,7 +44,7 @@ static void problem_free(problem *p)
 TEST(test_rows_do_not_meet)
 {
     assay_context ctx = assay_context_default(2);
-    problem clean, p;
+    OWNED_BY(problem_free) problem clean, p;
     problem_make(&clean, 5, 19);
     problem_make(&p, 5, 19);
     p.x[2 * 19 + 4] = NAN;
@@ -56,14 +56,12 @@ TEST(test_rows_do_not_meet)
     assert_same_bits(p.y + 3 * 19, clean.y + 3 * 19, 2 * 19);
     assert_same_bits(p.dx + 3 * 19, clean.dx + 3 * 19, 2 * 19);
     assert_all_nan(p.dscale, 19);
-    problem_free(&clean);
-    problem_free(&p);
 }
 
 TEST(test_no_rows_and_missing_results)
 {
     assay_context ctx = assay_context_default(2);
-    problem none, p;
+    OWNED_BY(problem_free) problem none, p;
     problem_make(&none, 0, 5);
     problem_run(&ctx, &none);
     for (int64_t i = 0; i < 5; i++) assert_true(none.dscale[i] == 0);
@@ -78,8 +76,6 @@ TEST(test_no_rows_and_missing_results)
     assay_fill_nan(rstd, 3);
     assay_rms_norm_forward(&ctx, NULL, rstd, p.x, p.scale, 3, 5, EPSILON);
     assert_same_bits(rstd, p.rstd, 3);
-    problem_free(&none);
-    problem_free(&p);
 }
 
 /* Where rstd is near 1, x rstd is x again to nearest, and its errors all go one way: one of the emulated runs has that. */

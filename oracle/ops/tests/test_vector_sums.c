@@ -46,7 +46,7 @@ static void columns(assay_context *ctx, void *data)
     for (size_t s = 0; s < sizeof SHAPES / sizeof *SHAPES; s++) {
         const int64_t rows = SHAPES[s][0], count = SHAPES[s][1], ld = SHAPES[s][2];
         uint64_t seed = 4;
-        double *values = test_normals(&seed, 1, ASSAY_FLOAT64, rows * ld), *sums = test_nans(count + 1);
+        OWNED double *values = test_normals(&seed, 1, ASSAY_FLOAT64, rows * ld), *sums = test_nans(count + 1);
         assay_column_sums(ctx, sums, rows, count, ld, values);
         for (int64_t i = 0; i < count; i++) {
             double sum = 0;
@@ -54,8 +54,6 @@ static void columns(assay_context *ctx, void *data)
             assert_same_bits(&sums[i], &sum, 1);
         }
         assert_all_nan(sums + count, 1);
-        free(values);
-        free(sums);
     }
 }
 
@@ -96,7 +94,7 @@ TEST(test_emulated_column_sums)
 {
     enum { TERMS = 96, COLUMNS = 400, MEMBERS = 16 };
     uint64_t seed = 5;
-    double *values = test_normals(&seed, 1, ASSAY_FLOAT64, TERMS * COLUMNS), *sums = test_nans(COLUMNS);
+    OWNED double *values = test_normals(&seed, 1, ASSAY_FLOAT64, TERMS * COLUMNS), *sums = test_nans(COLUMNS);
     double *exact = test_nans(COLUMNS), ratio = 0;
     assay_context plain = assay_context_default(1);
     for (int64_t i = 0; i < TERMS; i++) values[i * COLUMNS] = i == 3 ? 0.7 : 0;
@@ -115,8 +113,6 @@ TEST(test_emulated_column_sums)
     }
     ratio /= (double)MEMBERS * (COLUMNS - 1);
     if (ratio < 1 || ratio > 2) fail_msg("%g times the variance", ratio);
-    free(values);
-    free(sums);
     free(exact);
 }
 

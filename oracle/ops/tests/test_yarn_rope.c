@@ -71,10 +71,9 @@ static quad *turns_of(const assay_rope_config *config, int64_t tokens, const int
 static assay_status table_make(assay_context *ctx, assay_rope_table *table, const int32_t *positions, int64_t tokens,
                                const assay_rope_config *c)
 {
-    double *angles = test_nans(tokens * c->dim / 2);
+    OWNED double *angles = test_nans(tokens * c->dim / 2);
     assay_rope_angles(ctx, angles, positions, tokens, c);
     const assay_status status = assay_rope_table_of_angles(ctx, table, angles, tokens, c);
-    free(angles);
     return status;
 }
 
@@ -84,7 +83,7 @@ static void check_table(const assay_rope_config *c, const char *what)
 {
     assay_context ctx = assay_context_default(2);
     const int64_t half = c->dim / 2;
-    quad *turns = turns_of(c, TOKENS, POSITIONS);
+    OWNED quad *turns = turns_of(c, TOKENS, POSITIONS);
     assay_rope_table table;
     assert_ok(&ctx, assay_rope_check(&ctx, c));
     assert_ok(&ctx, assay_rope_check_positions(&ctx, POSITIONS, TOKENS, c));
@@ -97,7 +96,6 @@ static void check_table(const assay_rope_config *c, const char *what)
                  table.cosine[i], table.sine[i], (double)cosine, (double)sine);
     }
     assay_rope_table_free(&table);
-    free(turns);
 }
 
 TEST(test_turns_of_every_width)
@@ -150,7 +148,7 @@ TEST(test_in_place_and_within_wider_rows)
         uint64_t seed = 9;
         double *x = test_normals(&seed, 1, ASSAY_FLOAT64, TOKENS * HEADS * DIM), y[TOKENS * HEADS * DIM];
         double wide[TOKENS * HEADS * WIDE];
-        assay_rope_table table;
+        OWNED_BY(assay_rope_table_free) assay_rope_table table;
         assert_ok(&ctx, table_make(&ctx, &table, POSITIONS, TOKENS, &c));
         assay_fill_nan(wide, TOKENS * HEADS * WIDE);
         assay_rope_rows rows = packed_rows(y, x, DIM);
@@ -167,7 +165,6 @@ TEST(test_in_place_and_within_wider_rows)
             assert_all_nan(wide + r * WIDE, AT);
             assert_all_nan(wide + r * WIDE + AT + DIM, WIDE - AT - DIM);
         }
-        assay_rope_table_free(&table);
         free(x);
     }
 }
@@ -185,7 +182,7 @@ TEST(test_emulated_angles_are_off_as_the_profile_allows)
     ctx.emulation = &emulation;
     double squares[3] = {0};
     for (int member = 0; member < MEMBERS; member++) {
-        assay_rope_table table, exact;
+        OWNED_BY(assay_rope_table_free) assay_rope_table table, exact;
         emulation.seed = (uint64_t)member;
         assert_ok(&ctx, table_make(&ctx, &table, positions, 3, &c));
         assert_ok(&golden, table_make(&golden, &exact, positions, 3, &c));
@@ -193,8 +190,6 @@ TEST(test_emulated_angles_are_off_as_the_profile_allows)
             const double error = hypot(table.cosine[t] - exact.cosine[t], table.sine[t] - exact.sine[t]);
             squares[t] += error * error / MEMBERS;
         }
-        assay_rope_table_free(&table);
-        assay_rope_table_free(&exact);
     }
     for (int t = 0; t < 3; t++) {
         const double angle = positions[t], expected = UNIT * UNIT * (1 + 2 * angle * angle);
@@ -296,8 +291,7 @@ TEST(test_angles_lie_around_zero)
 {
     assay_context ctx = assay_context_default(2);
     const assay_rope_config c = deepseek(64);
-    double *angles = test_nans(TOKENS * 32);
+    OWNED double *angles = test_nans(TOKENS * 32);
     assay_rope_angles(&ctx, angles, POSITIONS, TOKENS, &c);
     for (int64_t i = 0; i < TOKENS * 32; i++) assert_true(angles[i] > -M_PI && angles[i] <= M_PI);
-    free(angles);
 }

@@ -262,8 +262,8 @@ TEST(test_choices)
         {{0, 2, 0, 1, 2, 1, 2, 2}, false, 0},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        quad_case c;
-        quad_certificates found = {0};
+        OWNED_BY(case_end) quad_case c;
+        OWNED_BY(quad_certificates_free) quad_certificates found = {0};
         case_start(&c, 1);
         const assay_routing_config config = {.batch = 1,
                                              .sequence = TOKENS,
@@ -292,8 +292,6 @@ TEST(test_choices)
         assert_true(table[i].good || isinf(choice->excess));
         assert_int_equal(choice->kinks, K * table[i].ties);
         assert_int_equal(choice->checked, K * (TOKENS - table[i].ties));
-        quad_certificates_free(&found);
-        case_end(&c);
     }
 }
 
@@ -369,8 +367,8 @@ TEST(test_outputs_that_are_no_number)
 {
     const elementwise config = {0, infinite_below, slope_below};
     for (int wrong = 0; wrong < 2; wrong++) {
-        quad_case c;
-        quad_certificates found = {0};
+        OWNED_BY(case_end) quad_case c;
+        OWNED_BY(quad_certificates_free) quad_certificates found = {0};
         double dx[COUNT];
         case_start(&c, 1);
         case_values(&c, "inputs/x", X, DIMS(COUNT));
@@ -380,8 +378,6 @@ TEST(test_outputs_that_are_no_number)
         assert_ok(&c.ctx, quad_certify(&c.ctx, &elements, &config, &c.in, &c.results, &two, &found));
         assert_int_equal(found.items[0].excess <= 1, !wrong);
         assert_int_equal(found.items[0].checked, COUNT + 2);
-        quad_certificates_free(&found);
-        case_end(&c);
     }
 }
 
@@ -407,8 +403,8 @@ static void check_curvature(bool large)
         const double e = table[i].e, x[] = {e, 1, -2}, dy[] = {1, -1, 2};
         const elementwise config = {e, round_corner, slope_of_corner};
         double dx[3];
-        quad_case c;
-        quad_certificates found = {0};
+        OWNED_BY(case_end) quad_case c;
+        OWNED_BY(quad_certificates_free) quad_certificates found = {0};
         const assay_shape shape = DIMS(3);
         case_start(&c, 1);
         if (large) case_random(&c, "weights/none", 1, DIMS(QUAD_LARGE));
@@ -420,8 +416,6 @@ static void check_curvature(bool large)
         assert_int_equal(found.items[0].kinks, table[i].kinks);
         assert_int_equal(found.items[0].checked, 3 + 2 - table[i].kinks);
         assert_int_equal(found.items[0].excess <= 1, table[i].off == 0);
-        quad_certificates_free(&found);
-        case_end(&c);
     }
 }
 
@@ -461,8 +455,8 @@ TEST(test_refusals)
 TEST(test_indices)
 {
     for (int wrong = 0; wrong < 2; wrong++) {
-        quad_case c;
-        quad_certificates found = {0};
+        OWNED_BY(case_end) quad_case c;
+        OWNED_BY(quad_certificates_free) quad_certificates found = {0};
         case_start(&c, 1);
         const assay_permute_dims sizes = {.tokens = 2, .experts_per_token = 1, .experts = 2, .emb_dim = 1};
         case_values(&c, "inputs/x", (double[]){1, 2}, DIMS(2, 1));
@@ -473,8 +467,6 @@ TEST(test_indices)
         assert_ok(&c.ctx, quad_certify(&c.ctx, &permute_form, &sizes, &c.in, &c.results, &two, &found));
         assert_int_equal(found.items[0].checked, 2);
         assert_true(wrong ? isinf(found.items[0].relative) : found.items[0].relative == 0);
-        quad_certificates_free(&found);
-        case_end(&c);
     }
 }
 
@@ -482,8 +474,8 @@ TEST(test_indices)
 TEST(test_rows_that_belong_to_nothing)
 {
     for (int wrong = 0; wrong < 2; wrong++) {
-        quad_case c;
-        quad_certificates found = {0};
+        OWNED_BY(case_end) quad_case c;
+        OWNED_BY(quad_certificates_free) quad_certificates found = {0};
         case_start(&c, 1);
         const quad_gmm_config sizes = {.gmm.dims = {.m = 2, .k = 1, .n = 1, .groups = 1}};
         case_values(&c, "inputs/lhs", (double[]){3, NAN}, DIMS(2, 1));
@@ -497,8 +489,6 @@ TEST(test_rows_that_belong_to_nothing)
                                                 (double[]){wrong ? NAN : 21}));
         assert_ok(&c.ctx, quad_certify(&c.ctx, &gmm_form, &sizes, &c.in, &c.results, &two, &found));
         for (int i = 0; i < 2; i++) assert_int_equal(found.items[i].relative < 1e-15, !wrong);
-        quad_certificates_free(&found);
-        case_end(&c);
     }
 }
 

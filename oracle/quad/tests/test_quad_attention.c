@@ -50,7 +50,7 @@ TEST(test_layouts)
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         for (int32_t position = 0; position < 2; position++) {
-            quad_case c;
+            OWNED_BY(case_end) quad_case c;
             assay_rope_config config = plain_rope(6);
             config.interleave = table[i].interleave;
             config.pairwise = table[i].pairwise;
@@ -62,7 +62,6 @@ TEST(test_layouts)
             }
             rotate(&c, &config, position, table[i].x);
             assert_result(&c, "outputs/y", 6, expected, position == 0 ? 0 : 1e-15);
-            case_end(&c);
         }
     }
 }
@@ -70,7 +69,7 @@ TEST(test_layouts)
 /* The frequencies, from where (1,0) of each pair goes at position 1. */
 static void frequencies(const assay_rope_config *config, double *found)
 {
-    quad_case c;
+    OWNED_BY(case_end) quad_case c;
     double x[64];
     for (int64_t i = 0; i < config->dim; i++) x[i] = i % 2 == 0;
     rotate(&c, config, 1, x);
@@ -78,7 +77,6 @@ static void frequencies(const assay_rope_config *config, double *found)
         int64_t a = config->pairwise ? 2 * i : i, b = config->pairwise ? 2 * i + 1 : i + config->dim / 2;
         found[i] = atan2(result_at(&c, "outputs/y", b), result_at(&c, "outputs/y", a));
     }
-    case_end(&c);
 }
 
 /* DeepSeek-V3: corr(32) = 10.47 and corr(1) = 22.51, so the ramp runs from 10 to 23. base_i = 10^(-i/8). The numbers
@@ -146,7 +144,7 @@ TEST(test_lengths)
 {
     const double x[6] = {3, 4, -5, 12, 8, 15}, lengths[3] = {5, 13, 17};
     for (int scaled = 0; scaled < 2; scaled++) {
-        quad_case c;
+        OWNED_BY(case_end) quad_case c;
         assay_rope_config config = yarn(6, 4096);
         config.attention_scaling = scaled;
         rotate(&c, &config, 163839, x);
@@ -155,7 +153,6 @@ TEST(test_lengths)
             double expected = lengths[i] * (scaled ? 1.3688879454113936 : 1); /* 0.1 ln 40 + 1 */
             assert_close(&length, &expected, 1, 1e-15, 0);
         }
-        case_end(&c);
     }
 }
 
@@ -172,13 +169,11 @@ TEST(test_rope_refusals)
     bad[5].max_position_embeddings = 7; /* the position is 7 */
     bad[6].dim = 4;                     /* x has 6 */
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        quad_case c;
+        OWNED_BY(case_end) quad_case c;
         rotate(&c, &good, 7, (double[]){1, 2, 3, 4, 5, 6});
-        quad_tensors out = {0};
+        OWNED_BY(quad_tensors_free) quad_tensors out = {0};
         assert_int_equal(case_evaluate(&c, quad_yarn_rope, &bad[i]), ASSAY_BAD_INPUT);
         assert_true(c.ctx.message[0] != '\0');
-        quad_tensors_free(&out);
-        case_end(&c);
     }
 }
 
@@ -187,7 +182,7 @@ TEST(test_rope_refusals)
 TEST(test_attention_by_hand)
 {
     for (int mask_padding = 0; mask_padding < 2; mask_padding++) {
-        quad_case c;
+        OWNED_BY(case_end) quad_case c;
         case_start(&c, 1);
         const double padding = mask_padding ? NAN : 3;
         case_values(&c, "inputs/query", (double[]){1, 0, padding, padding, 1, 2, 1, 1}, DIMS(1, 4, 1, 2));
@@ -201,7 +196,6 @@ TEST(test_attention_by_hand)
         double lse = 14.5 + log1p(exp(1 - 14.5));
         assert_result(&c, "outputs/attention_out", 4, (double[]){8, mask_padding ? 0 : 3, out, -1}, 1e-15);
         assert_result(&c, "outputs/lse", 4, (double[]){.5, mask_padding ? -INFINITY : 18, lse, 9}, 1e-15);
-        case_end(&c);
     }
 }
 
@@ -232,7 +226,7 @@ TEST(test_windows_and_shared_keys)
     for (int64_t window = 0; window < 5; window++) {
         const assay_attention_config config = shared(window);
         double out[16], lse[16];
-        quad_case c;
+        OWNED_BY(case_end) quad_case c;
         flat(&c, &config);
         assert_ok(&c.ctx, case_evaluate(&c, quad_attention, &config));
         for (int i = 0; i < 16; i++) {
@@ -242,7 +236,6 @@ TEST(test_windows_and_shared_keys)
         }
         assert_result(&c, "outputs/attention_out", 16, out, 1e-15);
         assert_result(&c, "outputs/lse", 16, lse, 1e-15);
-        case_end(&c);
     }
 }
 
@@ -252,7 +245,7 @@ TEST(test_sinks)
     const assay_attention_config config = shared(0);
     static const double SINKS[] = {-INFINITY, 0, 0.69314718055994531, 1.0986122886681098}, MEAN[] = {0, .5, 1, 1.5};
     double out[16], lse[16];
-    quad_case c;
+    OWNED_BY(case_end) quad_case c;
     flat(&c, &config);
     case_values(&c, "weights/sinks", SINKS, DIMS(4));
     assert_ok(&c.ctx, case_evaluate(&c, quad_attention, &config));
@@ -263,7 +256,6 @@ TEST(test_sinks)
     }
     assert_result(&c, "outputs/attention_out", 16, out, 1e-15);
     assert_result(&c, "outputs/lse", 16, lse, 1e-15);
-    case_end(&c);
 }
 
 /* Two states of weights 1/4 and 3/4, whose sum of exponentials is 4: with a sink of ln 4 half of it is left. The second head has keys
@@ -273,7 +265,7 @@ TEST(test_merge_states)
     const double l3 = log(3), none = INFINITY;
     const assay_merge_states_config config = {
         .states = 2, .batch = 1, .sequence = 1, .heads = 3, .v_dim = 2, .empty_row = -INFINITY};
-    quad_case c;
+    OWNED_BY(case_end) quad_case c;
     case_start(&c, 1);
     case_values(&c, "inputs/partial_out", (double[]){4, 8, 5, 6, NAN, NAN, 8, -8, NAN, 0, 1, NAN}, DIMS(2, 1, 1, 3, 2));
     case_values(&c, "inputs/partial_lse", (double[]){0, l3, -none, l3, -none, none}, DIMS(2, 1, 3, 1));
@@ -281,7 +273,6 @@ TEST(test_merge_states)
     assert_ok(&c.ctx, case_evaluate(&c, quad_merge_states, &config));
     assert_result(&c, "outputs/attention_out", 6, (double[]){3.5, -2, 2.5, 3, 0, 0}, 1e-15);
     assert_result(&c, "outputs/lse", 3, (double[]){log(4), l3, -none}, 1e-15);
-    case_end(&c);
 }
 
 /* Two keys of scores 0 and ln 3, so weights 1/4 and 3/4, in the second and the first row of page 1: the token before sees the first alone.
@@ -303,7 +294,7 @@ TEST(test_decode)
                                                   .empty_row = INFINITY},
                                        .query_scale = 2};
     const double l3 = log(3);
-    quad_case c;
+    OWNED_BY(case_end) quad_case c;
     case_start(&c, 1);
     case_values(&c, "inputs/query", (double[]){5, l3 / 2}, DIMS(1, 2, 1, 1));
     case_values(&c, "inputs/key_cache", (double[]){1, NAN, 0}, DIMS(3, 1, 1, 1));
@@ -315,7 +306,6 @@ TEST(test_decode)
     assert_result(&c, "outputs/lse", 2, (double[]){0, 2}, 1e-15);
     assert_result(&c, "checkpoints/partial_out", 4, (double[]){4, 4, 0, 8}, 1e-15);
     assert_result(&c, "checkpoints/partial_lse", 4, (double[]){0, 0, INFINITY, l3 / log(2)}, 1e-15);
-    case_end(&c);
 }
 
 /* A context of two keys of scores 0 and ln 3 in one chunk, and of 0 keys in the next one; the new token's own key of score 0. */
@@ -334,7 +324,7 @@ TEST(test_decode_chunks)
                                                   .chunk = 2,
                                                   .empty_row = -INFINITY},
                                        .query_scale = 1};
-    quad_case c;
+    OWNED_BY(case_end) quad_case c;
     case_start(&c, 1);
     case_values(&c, "inputs/query", (double[]){1}, DIMS(1, 1, 1, 1));
     case_values(&c, "inputs/key_cache", (double[]){0, log(3), 0, NAN, NAN, NAN}, DIMS(1, 6, 1, 1));
@@ -344,7 +334,6 @@ TEST(test_decode_chunks)
     assert_result(&c, "checkpoints/partial_out", 3, (double[]){7, 0, 12}, 1e-15);
     assert_result(&c, "checkpoints/partial_lse", 3, (double[]){log(4), -INFINITY, 0}, 1e-15);
     assert_result(&c, "outputs/attention_out", 1, (double[]){8}, 1e-15);
-    case_end(&c);
 }
 
 /* Of 2 keys in each page of 3 rows: index 3 is row 4 and index 0 row 0, -1 and 4 are none, and what stands behind four entries is not read. */
@@ -362,7 +351,7 @@ TEST(test_decode_lists)
                                                   .topk = 5,
                                                   .empty_row = INFINITY},
                                        .query_scale = 1};
-    quad_case c;
+    OWNED_BY(case_end) quad_case c;
     case_start(&c, 1);
     case_values(&c, "inputs/query", (double[]){1}, DIMS(1, 1, 1, 1));
     case_values(&c, "inputs/key_cache", (double[]){0, NAN, NAN, NAN, log(3), NAN}, DIMS(2, 3, 1, 1));
@@ -372,5 +361,4 @@ TEST(test_decode_lists)
     assert_ok(&c.ctx, case_evaluate(&c, quad_decode, &config));
     assert_result(&c, "outputs/attention_out", 1, (double[]){7}, 1e-15);
     assert_result(&c, "outputs/lse", 1, (double[]){log(4)}, 1e-15);
-    case_end(&c);
 }

@@ -85,7 +85,7 @@ static quad_tensors streamed(quad_case *c, const assay_source *source)
 
 TEST(test_streamed_weights)
 {
-    quad_case c;
+    OWNED_BY(case_end) quad_case c;
     const quad_moe_config config = block();
     add_block(&c);
     reader r = {.c = &c};
@@ -105,7 +105,6 @@ TEST(test_streamed_weights)
     assert_int_equal(r.reads, count * 3 * DIM * WIDTH);
     free(in.items);
     quad_tensors_free(&out);
-    case_end(&c);
 }
 
 static assay_status broken(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count, double *out)
@@ -120,7 +119,7 @@ static assay_status broken(assay_context *ctx, void *self, const char *path, int
 /* A source that fails, one of another size, one where the second form needs the tensor as a whole, one twice. */
 TEST(test_streams_that_are_refused)
 {
-    quad_case c;
+    OWNED_BY(case_end) quad_case c;
     const quad_moe_config config = block();
     const assay_source source = {.read = broken};
     const assay_shape shape = DIMS(EXPERTS, DIM, WIDTH + 1), gate = DIMS(DIM, EXPERTS);
@@ -142,7 +141,6 @@ TEST(test_streams_that_are_refused)
     assert_int_equal(quad_evaluate(&c.ctx, quad_moe, &config, &in, NULL, &c.out), ASSAY_INTERNAL);
     assert_non_null(strstr(c.ctx.message, "inputs/x"));
     free(in.items);
-    case_end(&c);
 }
 
 /* Every way of the block, without memory: on one device with places and groups, read in streams, and over meshes. */
@@ -201,7 +199,7 @@ TEST(test_refusals)
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         quad_moe_config config = block();
-        quad_case c;
+        OWNED_BY(case_end) quad_case c;
         add_block(&c);
         config.moe.emb_dim = table[i].dim;
         config.moe.fused_weights = table[i].fused;
@@ -209,6 +207,5 @@ TEST(test_refusals)
         config.sharding.token_chunks = table[i].chunks;
         assert_int_equal(case_evaluate(&c, quad_moe, &config), ASSAY_BAD_INPUT);
         if (strstr(c.ctx.message, table[i].message) == NULL) fail_msg("%d: %s", (int)i, c.ctx.message);
-        case_end(&c);
     }
 }

@@ -6,19 +6,18 @@
 
 TEST(test_rms_norm)
 {
-    quad_case c;
+    OWNED_BY(case_end) quad_case c;
     case_start(&c, 1);
     /* Mean squares 25 and 1; with epsilon 24 the roots are 7 and 5. */
     case_values(&c, "inputs/x", (double[]){1, 7, 1, -1}, DIMS(1, 2, 2));
     case_values(&c, "weights/scale", (double[]){1, 3}, DIMS(2));
     assert_ok(&c.ctx, case_evaluate(&c, quad_rms_norm, &(double){24}));
     assert_result(&c, "outputs/y", 4, (double[]){1. / 7, 3, .2, -.6}, 1e-16);
-    case_end(&c);
 }
 
 TEST(test_layer_norm)
 {
-    quad_case c;
+    OWNED_BY(case_end) quad_case c;
     case_start(&c, 1);
     /* Means 4 and 0, variances 9 and 1; with epsilon 7 the roots are 4 and sqrt 8. */
     case_values(&c, "inputs/x", (double[]){1, 7, 1, -1}, DIMS(1, 2, 2));
@@ -27,7 +26,6 @@ TEST(test_layer_norm)
     assert_ok(&c.ctx, case_evaluate(&c, quad_layer_norm, &(double){7}));
     const double root = sqrt(8);
     assert_result(&c, "outputs/y", 4, (double[]){-.25, .5, .5 + 1 / root, -1 - 2 / root}, 1e-16);
-    case_end(&c);
 }
 
 TEST(test_activations)
@@ -51,7 +49,7 @@ TEST(test_activations)
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         /* y = act(x * 1) * (x * 0 + 1) * 1 */
-        quad_case c;
+        OWNED_BY(case_end) quad_case c;
         case_start(&c, 1);
         const assay_gated_mlp_config config = {
             .rows = 1, .emb_dim = 1, .mlp_dim = 1, .activation = {table[i].f, ASSAY_LINEAR}};
@@ -63,7 +61,6 @@ TEST(test_activations)
         assert_ok(&c.ctx, case_evaluate(&c, quad_gated_mlp, &config));
         double value = result_at(&c, "outputs/y", 0);
         assert_close(&value, &table[i].value, 1, 1e-15, 0);
-        case_end(&c);
     }
 }
 
@@ -92,7 +89,7 @@ TEST(test_clamps)
         {ASSAY_GLU_GPT_OSS, {-2, 3}, {-.5 * 0.03217068842789593, .1875 * 0.7818534100461838}},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        quad_case c;
+        OWNED_BY(case_end) quad_case c;
         case_start(&c, 1);
         const assay_gated_mlp_config config = {.rows = 1,
                                                .emb_dim = 2,
@@ -104,13 +101,12 @@ TEST(test_clamps)
         assert_ok(&c.ctx, case_evaluate(&c, quad_gated_mlp, &config));
         const double *h = table[i].h;
         assert_result(&c, "outputs/y", 2, (double[]){h[0] + 3 * h[1], 2 * h[0] + 4 * h[1]}, 1e-15);
-        case_end(&c);
     }
 }
 
 TEST(test_gmm)
 {
-    quad_case c;
+    OWNED_BY(case_end) quad_case c;
     const quad_gmm_config config = {.gmm = {.dims = {.m = 4, .k = 2, .n = 1, .groups = 3}}};
     assert_by_hand(quad_gmm, &config,
                    "inputs/lhs 1 2 3 4 5 6 nan nan; weights/rhs 1 10 nan nan 2 20; inputs/group_sizes # 1 0 2",
@@ -119,7 +115,6 @@ TEST(test_gmm)
     case_given(&c, "inputs/lhs ~ 8; weights/rhs ~ 6; inputs/group_sizes # 3 1 1");
     assert_int_equal(case_evaluate(&c, quad_gmm, &config), ASSAY_BAD_INPUT);
     assert_string_equal(c.ctx.message, "inputs/group_sizes[2] is 1, expected 0 to 0");
-    case_end(&c);
 }
 
 /* Blocks of rows begin with each group: 17 becomes 16 beside 448, and stays with a scale of its own. Of fp8_full scales are
@@ -141,7 +136,7 @@ TEST(test_quantised_gmm)
         {"fp8_full", ASSAY_BFLOAT16, {448, 448, 14}, {128, 64, 64}, {1344, 1344, 21}, {384, 192, 96}, {86016, 896}},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        quad_case c;
+        OWNED_BY(case_end) quad_case c;
         const assay_gmm_config sizes = {.dims = {.m = 3, .k = 1, .n = 1, .groups = 2}};
         assay_quant_recipe_config recipe = {.recipe = assay_quant_recipe_by_name(table[i].recipe),
                                             .type = table[i].type};
@@ -156,7 +151,6 @@ TEST(test_quantised_gmm)
         assert_result(&c, "outputs/y", 3, table[i].y, near);
         assert_result(&c, "gradients/inputs/lhs", 3, table[i].dlhs, near);
         assert_result(&c, "gradients/weights/rhs", 2, table[i].drhs, near);
-        case_end(&c);
     }
 }
 
@@ -174,7 +168,7 @@ TEST(test_gmm_layouts)
         {{ASSAY_GMM_PSUM, 3, {6, 1, 1, 2}}, "inputs/psum_m", {2, 4}, {10, 20, 0, 400, 0, 0}},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        quad_case c;
+        OWNED_BY(case_end) quad_case c;
         case_start(&c, 1);
         double lhs[6];
         for (int row = 0; row < 6; row++) lhs[row] = table[i].y[row] == 0 ? (double)NAN : row + 1.0;
@@ -184,7 +178,6 @@ TEST(test_gmm_layouts)
         case_indices(&c, table[i].index, table[i].values, DIMS(count));
         assert_ok(&c.ctx, case_evaluate(&c, quad_gmm, &(quad_gmm_config){.gmm = table[i].config}));
         assert_result(&c, "outputs/y", 6, table[i].y, 0);
-        case_end(&c);
     }
 }
 
@@ -212,7 +205,7 @@ TEST(test_permute)
 
 TEST(test_refusals)
 {
-    quad_case c;
+    OWNED_BY(case_end) quad_case c;
     case_start(&c, 1);
     const assay_permute_dims sizes = {.tokens = 1, .experts_per_token = 2, .experts = 4, .emb_dim = 1};
     case_values(&c, "inputs/x", (double[]){10}, DIMS(1, 1));
@@ -227,5 +220,4 @@ TEST(test_refusals)
     assay_shape one = DIMS(1);
     assert_int_equal(quad_tensors_copy_f64(&c.ctx, &c.in, "inputs/x", &one, (double[]){1}), ASSAY_BAD_INPUT);
     assert_string_equal(c.ctx.message, "the tensor 'inputs/x' is there twice");
-    case_end(&c);
 }

@@ -17,7 +17,7 @@ static assay_quantize_config config_of(const char *format, int64_t rows, int64_t
 
 TEST(two_blocks_of_e2m1)
 {
-    quad_case c;
+    OWNED_BY(case_end) quad_case c;
     double x[34] = {6, 2.5, -0.25, -5};
     assay_quantize_config config = config_of("mxfp4", 1, 34);
     x[32] = -13, x[33] = 1.6; /* 13 / 6 is between 2 and 4: -3.25 is nearest to -3, 0.4 to 0.5 */
@@ -29,12 +29,11 @@ TEST(two_blocks_of_e2m1)
     assert_ok(&c.ctx, case_evaluate(&c, quad_quantize, &config));
     assert_indices(&c, "outputs/codes", 17, codes);
     assert_indices(&c, "outputs/scale", 2, (int32_t[]){127, 129});
-    case_end(&c);
 }
 
 TEST(scale_of_the_tensor)
 {
-    quad_case c;
+    OWNED_BY(case_end) quad_case c;
     double x[17] = {2688, -448};
     assay_quantize_config config = config_of("nvfp4", 1, 17);
     config.rule = ASSAY_SCALE_INVERT;
@@ -48,7 +47,6 @@ TEST(scale_of_the_tensor)
     assert_indices(&c, "outputs/tensor_scale", 1, (int32_t[]){0x3f800000});
     assert_indices(&c, "outputs/scale", 2, (int32_t[]){0x7e, 0x38});
     assert_indices(&c, "outputs/codes", 17, codes);
-    case_end(&c);
 }
 
 TEST(beyond_the_largest)
@@ -63,7 +61,7 @@ TEST(beyond_the_largest)
                 {"mxfp8_e5m2", 61440, false, 0x7c}, {"mxfp8_e5m2", -65000, false, 0xfc},
                 {"mxfp8_e5m2", -65000, true, 0xfb}, {"mxfp8_e5m2", 61439, false, 0x7b}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        quad_case c;
+        OWNED_BY(case_end) quad_case c;
         assay_quantize_config config = config_of(rows[i].format, 1, 1);
         config.rounding = ASSAY_SCALE_DOWN;
         config.saturate = rows[i].saturate;
@@ -72,13 +70,12 @@ TEST(beyond_the_largest)
         assert_ok(&c.ctx, case_evaluate(&c, quad_quantize, &config));
         assert_indices(&c, "outputs/codes", 1, &rows[i].code);
         assert_indices(&c, "outputs/scale", 1, (int32_t[]){127});
-        case_end(&c);
     }
 }
 
 TEST(back)
 {
-    quad_case c;
+    OWNED_BY(case_end) quad_case c;
     assay_quantize_config config = config_of("nvfp4", 2, 2);
     config.pack = true;
     case_start(&c, 1);
@@ -87,13 +84,12 @@ TEST(back)
     case_values(&c, "inputs/tensor_scale", (double[]){3}, DIMS(1));
     assert_ok(&c.ctx, case_evaluate(&c, quad_dequantize, &config));
     assert_result(&c, "outputs/y", 4, (double[]){-36, -3, 0.75, 1.5}, 0);
-    case_end(&c);
 }
 
 /* One token into the second of two rows, whose scales lie behind them: 6 / 448 is no power of two. */
 TEST(a_page_of_an_indexer)
 {
-    quad_case c;
+    OWNED_BY(case_end) quad_case c;
     static double x[4] = {6, -3, 0, 0.5};
     assay_cache_append_config config = {
         .tokens = 1, .stream_count = 1, .made = {.tokens = 1, .heads = 1, .columns = 4}};
@@ -115,5 +111,4 @@ TEST(a_page_of_an_indexer)
     /* 0.5 * 448 / 6 is 37.3, 36 in e4m3; 6 / 448 is 0x3c5b6db7 */
     assert_indices(&c, "outputs/key_cache", 16,
                    (int32_t[]){1, 2, 3, 4, 0x7e, 0xf6, 0, 0x61, 9, 10, 11, 12, 0xb7, 0x6d, 0x5b, 0x3c});
-    case_end(&c);
 }

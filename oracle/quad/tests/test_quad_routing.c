@@ -47,7 +47,7 @@ TEST(test_families)
         {ASSAY_ROUTER_FUSED, ASSAY_SCORE_SIGMOID, true, false, {16. / 31, 15. / 31}},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        quad_case c;
+        OWNED_BY(case_end) quad_case c;
         case_start(&c, 1);
         assay_routing_config config = one_token(table[i].family, table[i].f, 4, 2);
         config.routed_scaling_factor = 2.5;
@@ -62,7 +62,6 @@ TEST(test_families)
         assert_indices(&c, "routing/sorted_selected_experts", 2, (int32_t[]){1, 0});
         assert_null(quad_tensors_find(&c.out, "outputs/lb_loss"));
         assert_null(quad_tensors_find(&c.out, "outputs/bias_updates"));
-        case_end(&c);
     }
 }
 
@@ -206,7 +205,7 @@ TEST(test_groups)
         {ASSAY_GROUP_MAX, {3, 3, 3, 1, 1, 1}, 2, 1, 2, {0, 1}, 0},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        quad_case c;
+        OWNED_BY(case_end) quad_case c;
         case_start(&c, 1);
         assay_routing_config config = one_token(ASSAY_ROUTER_DEEPSEEK3, ASSAY_SCORE_NONE, 6, table[i].k);
         config.n_routing_groups = table[i].groups;
@@ -216,7 +215,6 @@ TEST(test_groups)
         assert_ok(&c.ctx, case_evaluate(&c, quad_routing, &config));
         assert_indices(&c, "routing/selected_experts", 2, table[i].selected);
         assert_result(&c, "routing/margin", 1, &table[i].margin, 0);
-        case_end(&c);
     }
 }
 
@@ -227,7 +225,7 @@ TEST(test_refusals)
         double first;
     } table[] = {{5, -1, -1, 0}, {0, -1, -1, 0}, {2, 3, 1, 0}, {3, 2, 1, 0}, {2, 2, 3, 0}, {2, -1, -1, NAN}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        quad_case c;
+        OWNED_BY(case_end) quad_case c;
         case_start(&c, 1);
         assay_routing_config config = one_token(ASSAY_ROUTER_DEEPSEEK3, ASSAY_SCORE_NONE, 4, table[i].k);
         config.n_routing_groups = table[i].groups;
@@ -235,6 +233,5 @@ TEST(test_refusals)
         case_values(&c, "inputs/logits", (double[]){table[i].first, ln3, ln2, ln4}, DIMS(1, 1, 4));
         assert_int_equal(case_evaluate(&c, quad_routing, &config), ASSAY_BAD_INPUT);
         assert_true(c.ctx.message[0] != '\0');
-        case_end(&c);
     }
 }

@@ -200,7 +200,7 @@ static void check(const char *what, quad_form *form, const void *config)
     int other = 0;
     add_inputs(&c, 1.5);
     add_cotangents(&c, form, config);
-    quad_tensors found = {0};
+    OWNED_BY(quad_tensors_free) quad_tensors found = {0};
     assert_ok(&c.ctx, quad_differentiate(&c.ctx, form, config, &c.in, NULL, &found, NULL));
     for (int k = 0; k < 2; k++) {
         char path[ASSAY_PATH_SIZE];
@@ -221,7 +221,6 @@ static void check(const char *what, quad_form *form, const void *config)
         }
     }
     if (other < 2) fail_msg("%s: no gradient came back", what);
-    quad_tensors_free(&found);
     case_end(&c);
 }
 
@@ -308,7 +307,7 @@ static void taken(quad_tape *t, const void *config)
 
 TEST(test_straight_through)
 {
-    quad_case c;
+    OWNED_BY(case_end) quad_case c;
     quad others[ROWS * COLUMNS];
     for (int i = 0; i < ROWS * COLUMNS; i++) others[i] = i;
     add_inputs(&c, 1);
@@ -319,7 +318,6 @@ TEST(test_straight_through)
         const double y = (double)(x[i] * i), dx = (double)(cotangent(i) * (x[i] + i));
         assert_true(result_at(&c, "outputs/y", i) == y && result_at(&c, "gradients/inputs/x", i) == dx);
     }
-    case_end(&c);
 }
 
 /* A gradient that nobody names is not given, and one of what is computed is what came back to it. */
@@ -333,7 +331,7 @@ static void shown(quad_tape *t, const void *config)
 
 TEST(test_what_is_wanted)
 {
-    quad_case c;
+    OWNED_BY(case_end) quad_case c;
     quad_tensor items[] = {{.path = "checkpoints/y_gradient"}};
     const quad_tensors wanted = {items, 1};
     add_inputs(&c, 1);
@@ -343,7 +341,6 @@ TEST(test_what_is_wanted)
     assert_int_equal(c.out.count, 1);
     for (int i = 0; i < ROWS * COLUMNS; i++)
         assert_true(result_at(&c, "checkpoints/y_gradient", i) == (double)(3 * cotangent(i)));
-    case_end(&c);
 }
 
 TEST(test_refusals)
@@ -354,7 +351,7 @@ TEST(test_refusals)
     } table[] = {{"inputs/y", "the tensor 'inputs/y' is missing", ROWS},
                  {"inputs/x", "'inputs/x' has the shape [4,6], expected 30 elements", ROWS + 1}};
     for (int i = 0; i < 2; i++) {
-        quad_case c;
+        OWNED_BY(case_end) quad_case c;
         assay_context ctx = assay_context_default(1);
         add_inputs(&c, 1);
         quad_tape t = {.ctx = &ctx, .in = &c.in, .out = &c.out};
@@ -364,6 +361,5 @@ TEST(test_refusals)
         assert_int_equal(quad_add(&t, quad_times(&t, x, 2), quad_map(&t, x, QUAD_SILU)), 0);
         assert_int_equal(t.status, ASSAY_BAD_INPUT);
         assert_string_equal(ctx.message, table[i].message);
-        case_end(&c);
     }
 }
