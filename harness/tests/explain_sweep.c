@@ -183,12 +183,11 @@ static void make(subject *s, const assay_mutant *mutant, assay_tensor_set *resul
     if (!assay_mutant_is_evaluated(mutant) && !truncated) of.golden = &s->noisy;
     if (evaluated) {
         require(s, assay_mutant_make(&s->t.ctx, &s->trial, mutant, &exact, applies));
-        if (!*applies) goto done;
+        if (!*applies) return;
         of.golden = &exact;
         held.golden_choice = true;
     }
     require(s, assay_mutant_make(&ctx, &of, &held, results, applies));
-done:
 }
 
 static bool has_one_of(const char *text, const char *words)

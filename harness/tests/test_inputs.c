@@ -31,8 +31,7 @@ static void check_case(const test_folder *folder, assay_context *ctx, const assa
     if (message == NULL) {
         assert_ok(ctx, status);
     } else {
-        assert_int_equal(status, ASSAY_BAD_INPUT);
-        assert_message(ctx, message);
+        assert_bad_input(ctx, status, message);
     }
     assert_int_equal(folder_count(folder->path, true), (inputs != NULL) + (message == NULL));
 }
@@ -225,8 +224,7 @@ TEST_IN_FOLDER(padding_reaches_nothing)
                                        "gradients/inputs/key", "gradients/inputs/value"};
     assay_context ctx = assay_context_default(1);
     OWNED_BY(free_case)
-    assay_case *with = case_named("attention/padding-nan", NULL),
-               *without = case_named(with->name, NULL);
+    assay_case *with = case_named("attention/padding-nan", NULL), *without = case_named(with->name, NULL);
     for (int i = 0; i < without->input_count; i++) without->inputs[i].tail_nan_rows = 0;
     assert_ok(&ctx, try_golden(&ctx, with, folder->file, NULL));
     assert_ok(&ctx, try_golden(&ctx, without, folder->other, NULL));

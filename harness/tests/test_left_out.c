@@ -51,8 +51,7 @@ TEST_IN_FOLDER(a_profile_that_a_case_cannot_have)
         OWNED_BY(free_case) assay_case *c = case_named(table[i].name, "profiles=[f16, bf16]");
         assert_ok(&ctx, assay_case_set(&ctx, c, table[i].input));
         assert_ok(&ctx, assay_plan_make_with(&ctx, &plan, c, NULL, assay_profile_by_name("f16")));
-        assert_int_equal(assay_golden_write(&ctx, &plan, folder->file, NULL, true), ASSAY_BAD_INPUT);
-        assert_message(&ctx, ": profile f16: ");
+        assert_bad_input(&ctx, assay_golden_write(&ctx, &plan, folder->file, NULL, true), ": profile f16: ");
         assert_int_equal(folder_count(folder->path, false), 0);
         assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
         assert_ok(&ctx, assay_golden_open(&ctx, folder->file, &golden));
@@ -68,8 +67,7 @@ TEST_IN_FOLDER(a_profile_that_a_case_cannot_have)
         assay_golden_close(&golden);
         assay_plan_free(&plan);
         assert_ok(&ctx, assay_case_set(&ctx, c, "profiles=f16"));
-        assert_int_equal(try_golden(&ctx, c, folder->file, NULL), ASSAY_BAD_INPUT);
-        assert_message(&ctx, table[i].why);
+        assert_bad_input(&ctx, try_golden(&ctx, c, folder->file, NULL), table[i].why);
         assert_int_equal(remove(folder->file), 0);
     }
 }
@@ -86,8 +84,8 @@ TEST_IN_FOLDER(an_exact_case_whose_results_no_rounding_changes)
     assay_golden_close(&golden);
     assert_int_equal(remove(folder->file), 0);
     assert_ok(&ctx, assay_case_set(&ctx, c, "inputs.x={distribution: normal, scale: 1}"));
-    assert_int_equal(try_golden(&ctx, c, folder->file, NULL), ASSAY_BAD_INPUT);
-    assert_message(&ctx, "inputs/x has numbers that this profile rounds, which changes results");
+    assert_bad_input(&ctx, try_golden(&ctx, c, folder->file, NULL),
+                     "inputs/x has numbers that this profile rounds, which changes results");
 }
 
 /* A golden of 1e60 in float64, whose error scale float32 has not. */
@@ -96,8 +94,8 @@ TEST_IN_FOLDER(error_scales_beyond_float32_are_refused_by_profile)
     assay_context ctx = assay_context_default(1);
     OWNED_BY(free_case)
     assay_case *c = case_named("routing/z-loss", "profiles=f32;inputs.x={distribution: normal, scale: 1e30}");
-    assert_int_equal(try_golden(&ctx, c, folder->file, NULL), ASSAY_BAD_INPUT);
-    assert_message(&ctx, "profile f32: results overflow: the error scale of outputs/z_loss is inf");
+    assert_bad_input(&ctx, try_golden(&ctx, c, folder->file, NULL),
+                     "profile f32: results overflow: the error scale of outputs/z_loss is inf");
     assert_int_equal(folder_count(folder->path, false), 0);
 }
 

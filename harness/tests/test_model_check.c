@@ -287,7 +287,8 @@ TEST(what_is_shown_is_a_case)
         assert_ok(&ctx, assay_case_brief_yaml(&ctx, &cases[i], &texts[1]));
         for (int brief = 0; brief < 2; brief++) {
             OWNED_BY(free_case) assay_case *c = case_from(texts[brief]);
-            OWNED_BY(assay_tensor_list_free) assay_tensor_list list = tensors_of(c);
+            assay_tensor_list list = tensors_of(c);
+            assay_tensor_list_free(&list);
             assert_ok(&ctx, (brief ? assay_case_brief_yaml : assay_case_yaml)(&ctx, c, &again));
             assert_string_equal(texts[brief], again);
             free(again);

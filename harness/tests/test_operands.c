@@ -214,8 +214,7 @@ TEST(what_is_no_operand_is_refused)
         assay_context ctx = assay_context_default(1);
         assay_plan plan = {0};
         OWNED_BY(free_case) assay_case *c = case_named(table[i].name, table[i].set);
-        assert_int_equal(assay_plan_make(&ctx, &plan, c), ASSAY_BAD_INPUT);
-        assert_message(&ctx, table[i].message);
+        assert_bad_input(&ctx, assay_plan_make(&ctx, &plan, c), table[i].message);
     }
 }
 
@@ -264,8 +263,7 @@ TEST_IN_FOLDER(bad_codes_and_scales_are_refused)
             assert_ok(&ctx, status);
             remove(folder->file);
         } else {
-            assert_int_equal(status, ASSAY_BAD_INPUT);
-            assert_message(&ctx, table[i].message);
+            assert_bad_input(&ctx, status, table[i].message);
         }
         assert_int_equal(folder_count(folder->path, true), 1);
     }

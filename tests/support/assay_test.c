@@ -113,6 +113,15 @@ void assay_assert_ok(int status, const char *message, const char *what, const ch
     }
 }
 
+void assay_assert_bad_input(int status, const char *message, const char *words, const char *what, const char *file,
+                            int line)
+{
+    if (status != ASSAY_BAD_INPUT || strstr(message, words) == NULL) {
+        print_error("%s: status %d, \"%s\" expected in: %s\n", what, status, words, message);
+        _fail(file, line);
+    }
+}
+
 void assay_fill_nan(double *values, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) values[i] = NAN;

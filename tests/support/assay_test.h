@@ -49,6 +49,9 @@ int assay_run_tests(const char *group, const char *file, char *const *names);
 #define assert_all_nan(actual, count) assay_assert_all_nan((actual), (count), #actual, __FILE__, __LINE__)
 /* A call that must succeed, its message shown when it does not. */
 #define assert_ok(ctx, call) assay_assert_ok((int)(call), (ctx)->message, #call, __FILE__, __LINE__)
+/* A call that must be refused, in a message that has these words. */
+#define assert_bad_input(ctx, call, words)                                                                             \
+    assay_assert_bad_input((int)(call), (ctx)->message, (words), #call, __FILE__, __LINE__)
 
 void assay_assert_close(const double *actual, const double *expected, int64_t count, double relative, double absolute,
                         const char *what, const char *file, int line);
@@ -56,6 +59,8 @@ void assay_assert_same_bits(const double *actual, const double *expected, int64_
                             const char *file, int line);
 void assay_assert_all_nan(const double *actual, int64_t count, const char *what, const char *file, int line);
 void assay_assert_ok(int status, const char *message, const char *what, const char *file, int line);
+void assay_assert_bad_input(int status, const char *message, const char *words, const char *what, const char *file,
+                            int line);
 
 /* Whether assert_close would accept: for tables of what must be rejected. */
 bool assay_is_close(const double *actual, const double *expected, int64_t count, double relative, double absolute);

@@ -35,8 +35,7 @@ TEST(test_refused_maps)
     assay_context ctx = {.threads = 1};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         assay_replicas r = {0};
-        assert_int_equal(assay_replicas_make(&ctx, &r, refused[i].map, 4, 3), ASSAY_BAD_INPUT);
-        assert_non_null(strstr(ctx.message, refused[i].words));
+        assert_bad_input(&ctx, assay_replicas_make(&ctx, &r, refused[i].map, 4, 3), refused[i].words);
         assert_null(r.ids);
         ctx.message[0] = '\0';
     }

@@ -147,8 +147,7 @@ TEST(scales_behind_a_page_by_hand)
 static void refused(const assay_cache_config *c, const char *words)
 {
     assay_context ctx = assay_context_default(1);
-    assert_int_equal(assay_cache_check(&ctx, c), ASSAY_BAD_INPUT);
-    assert_non_null(strstr(ctx.message, words));
+    assert_bad_input(&ctx, assay_cache_check(&ctx, c), words);
 }
 
 TEST(refuses_what_a_format_cannot_have)

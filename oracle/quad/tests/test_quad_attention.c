@@ -171,7 +171,6 @@ TEST(test_rope_refusals)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         OWNED_BY(case_end) quad_case c;
         rotate(&c, &good, 7, (double[]){1, 2, 3, 4, 5, 6});
-        OWNED_BY(quad_tensors_free) quad_tensors out = {0};
         assert_int_equal(case_evaluate(&c, quad_yarn_rope, &bad[i]), ASSAY_BAD_INPUT);
         assert_true(c.ctx.message[0] != '\0');
     }
