@@ -9,7 +9,7 @@ static assay_status read_text(const assay_yaml *y, const assay_model_key *key, c
 {
     assay_text read;
     MUST(assay_yaml_text(y, node, key->name, read.text, sizeof read.text));
-    const char *const *choices = assay_model_key_choices(key);
+    const char *const *choices = key->choices;
     bool allowed = choices == NULL;
     for (int i = 0; !allowed && choices[i] != NULL; i++) allowed = strcmp(choices[i], read.text) == 0;
     if (!allowed) return assay_yaml_refuse_choice(y, node, key->name, choices);

@@ -39,10 +39,9 @@ static bool same_input(const assay_case_input *a, const assay_case_input *b)
 
 static const char *config_difference(const assay_model_config *a, const assay_model_config *b)
 {
-#define X(type, key, value, parts)                                                                                     \
+#define KEY(type, key, ...)                                                                                            \
     if (!SAME_##type(a->key, b->key)) return "config." #key;
-    ASSAY_MODEL_KEY_TABLE(X)
-#undef X
+#include "cases/model_keys.inc"
     return NULL;
 }
 

@@ -7,7 +7,7 @@
 typedef struct assay_draw_key {
     const char *key;
     unsigned parts; /* for operations with one of these (ASSAY_PART_...) */
-    int weight;
+    int weight;     /* 0: never drawn */
     const char *values;
 } assay_draw_key;
 
@@ -22,4 +22,4 @@ extern const assay_draw_fill assay_draw_fills[];
 extern const int assay_draw_edges[]; /* ends with 0 */
 
 /* More than any of the lists has. */
-enum { ASSAY_DRAW_KEYS_MOST = 112, ASSAY_DRAW_EDGES_MOST = 8 };
+enum { ASSAY_DRAW_KEYS_MOST = 176, ASSAY_DRAW_EDGES_MOST = 8 };

@@ -368,7 +368,8 @@ static bool read_as(const assay_model_key *key, const char *text, assay_model_co
     if (key->type == ASSAY_KEY_I) *(int64_t *)(void *)at = strtoll(text, NULL, 10);
     if (key->type == ASSAY_KEY_D) *(double *)(void *)at = strtod(text, NULL);
     if (key->type == ASSAY_KEY_B) *(bool *)at = strcmp(text, "true") == 0;
-    if (key->type == ASSAY_KEY_S || key->type == ASSAY_KEY_A) snprintf(at, ASSAY_TEXT_SIZE, "%s", text);
+    if (key->type == ASSAY_KEY_S || key->type == ASSAY_KEY_A)
+        snprintf(at, ASSAY_TEXT_SIZE, "%s", strcmp(text, "\"\"") == 0 ? "" : text);
     assay_model_key_text(key, config, after, sizeof after);
     return strcmp(before, after) != 0;
 }

@@ -54,13 +54,13 @@ TEST(keys_of_the_table_are_keys)
     for (int i = 0; assay_draw_keys[i].key != NULL; i++) {
         char set[256];
         const char *value = assay_draw_keys[i].values;
+        assert_true(i < ASSAY_DRAW_KEYS_MOST && assay_draw_choices(value) <= ASSAY_CHOICES_MOST);
+        if (assay_draw_keys[i].weight == 0) continue;
         OWNED_BY(free_case) assay_case *c = case_from("{case: c, op: moe, model: {base_emb_dim: 4}}");
         const size_t word = strcspn(value, " ;"), number = strspn(value, "0123456789");
         const bool range = number > 0 && value[number] == '-'; /* "1-9", of which the least is tried */
         snprintf(set, sizeof set, "%s=%.*s", assay_draw_keys[i].key, (int)(range ? number : word), value);
         assert_ok(&ctx, assay_case_set(&ctx, c, set));
-        assert_true(i < ASSAY_DRAW_KEYS_MOST && assay_draw_choices(value) <= ASSAY_CHOICES_MOST);
-        assert_true(assay_draw_keys[i].weight > 0);
     }
 }
 

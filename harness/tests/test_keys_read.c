@@ -1,4 +1,4 @@
-/* Every key of a model gets another value in every operation that has one of its parts (cases/model_config.h): it is refused, or changes
+/* Every key of a model gets another value in every operation that has one of its parts (cases/model_keys.inc): it is refused, or changes
  * a tensor. A key that is taken and changes nothing in any case of the catalogue is a kernel's setting that nobody tries. */
 #include <fnmatch.h>
 
@@ -48,10 +48,10 @@ static const struct {
 
 static bool is_checkpoint(const char *key)
 {
-#define X(type, name, value, parts)                                                                                    \
-    if (strcmp(key, #name) == 0) return true;
-    ASSAY_CHECKPOINT_KEY_TABLE(X)
-#undef X
+#define KEY(...)
+#define CHECKPOINT(of, ...)                                                                                            \
+    if (strcmp(key, #of) == 0) return true;
+#include "cases/model_keys.inc"
     return false;
 }
 
@@ -134,7 +134,7 @@ static outcome try_value(const assay_case *from, const assay_model_key *key, con
 /* Other values of a key: its choices, its neighbours, and what is drawn. */
 static int values_of(const assay_model_key *key, const char *now, char values[VALUES][VALUE_SIZE])
 {
-    const char *const *choices = assay_model_key_choices(key);
+    const char *const *choices = key->choices;
     int count = 0;
     for (; choices != NULL && count < VALUES && choices[count] != NULL; count++)
         snprintf(values[count], VALUE_SIZE, "%s", choices[count]);
@@ -146,7 +146,7 @@ static int values_of(const assay_model_key *key, const char *now, char values[VA
     }
     for (const assay_draw_key *drawn = assay_draw_keys; drawn->key != NULL; drawn++) {
         char text[2048], *rest = text;
-        if (strcmp(drawn->key, key->name) != 0) continue;
+        if (drawn->weight == 0 || strcmp(drawn->key, key->name) != 0) continue;
         snprintf(text, sizeof text, "%s", drawn->values);
         for (char *one; count < VALUES && (one = strsep(&rest, " ")) != NULL;)
             if (strcmp(one, "edge") != 0) snprintf(values[count++], VALUE_SIZE, "%s", one);

@@ -67,10 +67,10 @@ static bool is_word(const char *text, const char *word)
 
 static bool is_checkpoint_key(const char *name)
 {
-#define X(type, key, value, parts)                                                                                     \
-    if (strcmp(name, #key) == 0) return true;
-    ASSAY_CHECKPOINT_KEY_TABLE(X)
-#undef X
+#define KEY(...)
+#define CHECKPOINT(of, ...)                                                                                            \
+    if (strcmp(name, #of) == 0) return true;
+#include "cases/model_keys.inc"
     return false;
 }
 
