@@ -1,9 +1,5 @@
 #include "cases/tests/same_case.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support/assay_test.h"
 
 static bool same_bits(double a, double b)

@@ -1,8 +1,6 @@
 /* Cases in tests: from text, and whether two are the same in everything but where they were read. */
 #pragma once
 
-#include <string.h>
-
 #include "cases/case.h"
 #include "tests/support/assay_test.h"
 

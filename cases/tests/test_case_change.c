@@ -1,6 +1,4 @@
 /* Copies of cases, and changes that --set does not make. */
-#include <stdlib.h>
-#include <string.h>
 
 #include "cases/tests/same_case.h"
 
@@ -16,9 +14,8 @@ static char *whole(assay_context *ctx, const assay_case *c)
     return text;
 }
 
-TEST(a_copy_is_equal_and_owns_what_it_has)
+TEST_WITH_CONTEXT(a_copy_is_equal_and_owns_what_it_has)
 {
-    assay_context ctx = assay_context_default(1);
     assay_case *c = case_from(YAML), copy = {0};
     assert_ok(&ctx, assay_case_copy(&ctx, c, &copy));
     char *before = whole(&ctx, c), *copied = whole(&ctx, &copy);
@@ -41,9 +38,8 @@ TEST(a_copy_is_equal_and_owns_what_it_has)
     assay_cases_free(c, 1);
 }
 
-TEST(a_copy_without_memory_is_none)
+TEST_WITH_CONTEXT(a_copy_without_memory_is_none)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(free_case) assay_case *c = case_from(YAML);
     for (int n = 0;; n++) {
         assay_case copy = {0};
@@ -57,9 +53,8 @@ TEST(a_copy_without_memory_is_none)
 }
 
 /* What says nothing is left out, what was given stays, and reading it again gives the same. */
-TEST(a_short_case_says_the_same)
+TEST_WITH_CONTEXT(a_short_case_says_the_same)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(free_case) assay_case *c = case_from(YAML);
     OWNED char *text = NULL;
     assert_true(assay_case_says_key(c, ASSAY_KEY_AT_routed_bias));

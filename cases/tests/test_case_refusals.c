@@ -1,6 +1,4 @@
 /* The reader of case files: what it refuses, with the line and column of each refusal. */
-#include <stdio.h>
-#include <string.h>
 
 #include "cases/case.h"
 #include "tests/support/assay_test.h"

@@ -1,6 +1,4 @@
 /* --set key=value. */
-#include <stdio.h>
-#include <string.h>
 
 #include "cases/case.h"
 #include "cases/tests/same_case.h"
@@ -11,7 +9,7 @@ static assay_case *new_case(void)
     return case_from("case: a\nop: moe\nmodel: deepseek3-tiny\ninputs: {x: {values: [1, 2]}}\n");
 }
 
-TEST(sets_what_a_case_has)
+TEST_WITH_CONTEXT(sets_what_a_case_has)
 {
     static const char *const ASSIGNMENTS[] = {
         "case=moe/other",
@@ -56,7 +54,6 @@ TEST(sets_what_a_case_has)
         "inputs: {x: {distribution: uniform, low: -1}, weights/gate/bias: {mean: 3}}\n"
         "dtypes: {gate/bias: float32, weights/*: float8_e5m2}\n"
         "quant_formats: {inputs/x: nvfp4, weights/wo: fp8_e4m3_128x128}\n";
-    assay_context ctx = {.threads = 1};
     OWNED_BY(free_case) assay_case *c = new_case(), *expected = case_from(EXPECTED);
     for (size_t i = 0; i < sizeof ASSIGNMENTS / sizeof *ASSIGNMENTS; i++) {
         assert_ok(&ctx, assay_case_set(&ctx, c, ASSIGNMENTS[i]));
@@ -79,7 +76,7 @@ TEST(sets_what_a_case_has)
     assert_int_equal(assay_case_dtype_of(c, "cotangents/y")->type, ASSAY_FLOAT32);
 }
 
-TEST(refuses_and_changes_nothing)
+TEST_WITH_CONTEXT(refuses_and_changes_nothing)
 {
     static const struct {
         const char *assignment, *words;
@@ -117,7 +114,6 @@ TEST(refuses_and_changes_nothing)
         {"quant_formats./wo=mxfp4", "expected a tensor such as weights/wi_0, in quant_formats, found /wo"},
         {"mlp_activations=[a, b, c]", "expected one or two texts"},
     };
-    assay_context ctx = {.threads = 1};
     OWNED_BY(free_case) assay_case *c = new_case();
     const assay_case before = *c;
     for (size_t i = 0; i < sizeof REFUSED / sizeof *REFUSED; i++) {

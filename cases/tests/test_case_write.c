@@ -1,7 +1,4 @@
 /* The writer: what it writes stands by itself and reads back to the same case. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "cases/case.h"
 #include "cases/tests/same_case.h"
@@ -27,9 +24,8 @@ static void assert_round_trip(assay_context *ctx, const assay_case *c)
     assay_cases_free(read, count);
 }
 
-TEST(round_trips_the_catalogue)
+TEST_WITH_CONTEXT(round_trips_the_catalogue)
 {
-    assay_context ctx = {.threads = 1};
     assay_case *cases = NULL;
     int count = 0;
     assert_ok(&ctx, assay_catalogue(&ctx, &cases, &count));
@@ -38,7 +34,7 @@ TEST(round_trips_the_catalogue)
     assay_cases_free(cases, count);
 }
 
-TEST(round_trips_awkward_values)
+TEST_WITH_CONTEXT(round_trips_awkward_values)
 {
     static const char *const CASES[] = {
         "case: a\nop: b\n",
@@ -65,7 +61,6 @@ TEST(round_trips_awkward_values)
         "case: a\nop: b\nquant_formats: {weights/wo: mxfp4, inputs/x: fp8_e4m3_1x128}\n",
         "case: a\nop: b\nconfig: {mlp_activations: [gelu, 'a b'], moe_mlpwi: offload, mla_kv: device, rope_type: ''}\n",
     };
-    assay_context ctx = {.threads = 1};
     for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
         assay_case *c = NULL;
         int count = 0;
@@ -76,7 +71,7 @@ TEST(round_trips_awkward_values)
 }
 
 /* The comparison above must see a difference in any field. */
-TEST(differences_are_seen)
+TEST_WITH_CONTEXT(differences_are_seen)
 {
     static const char *const CHANGES[] = {
         "case=z",
@@ -101,7 +96,6 @@ TEST(differences_are_seen)
         "quant_formats.weights/wo=mxfp4",
     };
     static const char TEXT[] = "case: a\nop: b\ninputs: {x: {values: [1, 2]}}\n";
-    assay_context ctx = {.threads = 1};
     assay_case *a = NULL, *b = NULL;
     int count = 0;
     assert_ok(&ctx, assay_cases_parse(&ctx, "t.yml", TEXT, strlen(TEXT), &a, &count));

@@ -1,8 +1,4 @@
 /* The reader of case files: what it takes. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "cases/case.h"
 #include "cases/tests/same_case.h"
@@ -13,7 +9,7 @@ static assay_status parse(assay_context *ctx, const char *text, assay_case **cas
     return assay_cases_parse(ctx, "t.yml", text, strlen(text), cases, count);
 }
 
-TEST(reads_every_key)
+TEST_WITH_CONTEXT(reads_every_key)
 {
     static const char TEXT[] = "case: moe/mine\n"
                                "description: >\n"
@@ -35,7 +31,6 @@ TEST(reads_every_key)
                                "gradients: [inputs/x, 'weights/gate/*']\n"
                                "checkpoints: all\n"
                                "profiles: [bf16]\n";
-    assay_context ctx = {.threads = 1};
     assay_case *c = NULL;
     int count = 0;
     assert_ok(&ctx, parse(&ctx, TEXT, &c, &count));
@@ -76,9 +71,8 @@ TEST(reads_every_key)
     assay_cases_free(c, count);
 }
 
-TEST(defaults_fill_the_rest)
+TEST_WITH_CONTEXT(defaults_fill_the_rest)
 {
-    assay_context ctx = {.threads = 1};
     assay_case *c = NULL;
     int count = 0;
     assert_ok(&ctx, parse(&ctx, "---\ncase: a\nop: gmm\n---\ncase: b\nop: mlp\n...\n", &c, &count));
@@ -104,7 +98,7 @@ TEST(defaults_fill_the_rest)
     assay_cases_free(c, count);
 }
 
-TEST(takes_numbers_as_people_write_them)
+TEST_WITH_CONTEXT(takes_numbers_as_people_write_them)
 {
     static const struct {
         const char *text;
@@ -121,7 +115,6 @@ TEST(takes_numbers_as_people_write_them)
         bool value;
     } BOOLS[] = {{"true", true}, {"True", true}, {"TRUE", true},   {"yes", true},
                  {"on", true},   {"No", false},  {"false", false}, {"off", false}};
-    assay_context ctx = {.threads = 1};
     assay_case *c = NULL;
     char text[256];
     int count = 0;
@@ -148,11 +141,10 @@ TEST(takes_numbers_as_people_write_them)
 }
 
 /* A long name, a long list and deep nesting are refused or read, and never slow or fatal. */
-TEST(survives_sizes)
+TEST_WITH_CONTEXT(survives_sizes)
 {
     enum { LARGE = 200000 };
     static char text[LARGE + 200];
-    assay_context ctx = {.threads = 1};
     assay_case *c = NULL;
     int count = 0;
 
@@ -194,9 +186,8 @@ TEST(survives_sizes)
     assert_bad_input(&ctx, parse(&ctx, text, &c, &count), "more than 4096 keys");
 }
 
-TEST(takes_aliases)
+TEST_WITH_CONTEXT(takes_aliases)
 {
-    assay_context ctx = {.threads = 1};
     assay_case *c = NULL;
     int count = 0;
     assert_ok(&ctx, parse(&ctx, "case: a\nop: b\nbatch: &n 3\nsequence: *n\ninputs: {x: &f {scale: 2}, y: *f}\n", &c,
@@ -210,14 +201,13 @@ TEST(takes_aliases)
 }
 
 /* A file of MaxText's as it is: keys of no interest here, lists, comments; its name decides the routing family. */
-TEST(reads_a_maxtext_model_file)
+TEST_WITH_CONTEXT(reads_a_maxtext_model_file)
 {
     static const char MODEL[] =
         "# Copyright\nbase_emb_dim: 64\nbase_num_kv_heads: 4\nmlp_activations: [\"gelu\",\"linear\"]\n"
         "compress_ratios: [0, 0, 4]\nmlp_activations_limit: 10\nrope_max_timescale: 10_000 # theta\n"
         "decoder_block: \"deepseek4\"\nnormalization_layer_epsilon: 1.0e-6\n";
     char path[] = "./assay_model_XXXXXX.yml", text[256];
-    assay_context ctx = {.threads = 1};
     assay_case *c = NULL;
     int count = 0;
     write_case_file(path, MODEL);

@@ -1,7 +1,4 @@
 /* The catalogue, the models, and finding cases by name, glob and file. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "cases/case.h"
 #include "cases/case_internal.h"
@@ -20,9 +17,8 @@ static bool has_tag(const assay_case *c, const char *tag)
     return false;
 }
 
-TEST(has_distinct_described_cases)
+TEST_WITH_CONTEXT(has_distinct_described_cases)
 {
-    assay_context ctx = {.threads = 1};
     assay_case *cases = NULL;
     int count = 0;
     assert_ok(&ctx, assay_catalogue(&ctx, &cases, &count));
@@ -45,12 +41,11 @@ TEST(has_distinct_described_cases)
 
 /* Each bug of routing, dispatch, grouped products, expert MLPs, combining, rotary embedding and attention that one
  * operation on one device can show. */
-TEST(every_bug_has_a_case)
+TEST_WITH_CONTEXT(every_bug_has_a_case)
 {
     static const int BUGS[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 15, 17, 18,
                                19, 25, 26, 27, 28, 29, 30, 31, 32, 34, 36, 37, 39, 40, 41, 42,
                                46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60};
-    assay_context ctx = {.threads = 1};
     assay_case *cases = NULL;
     int count = 0;
     assert_ok(&ctx, assay_catalogue(&ctx, &cases, &count));
@@ -84,10 +79,9 @@ TEST(models_know_their_names)
     }
 }
 
-TEST(deepseek3_is_as_published)
+TEST_WITH_CONTEXT(deepseek3_is_as_published)
 {
     static const char TEXT[] = "case: a\nop: moe\nmodel: deepseek3-671b\n";
-    assay_context ctx = {.threads = 1};
     assay_case *c = NULL;
     int count = 0;
     assert_ok(&ctx, assay_cases_parse(&ctx, "t.yml", TEXT, strlen(TEXT), &c, &count));
@@ -112,11 +106,10 @@ static void find(assay_context *ctx, int count, const char *const *patterns, ass
     assert_ok(ctx, assay_cases_find(ctx, count, (char *const *)(const void *)patterns, cases, found));
 }
 
-TEST(finds_names_globs_and_files)
+TEST_WITH_CONTEXT(finds_names_globs_and_files)
 {
     static const char FILE_TEXT[] = "case: mine/one\nop: moe\n---\ncase: mine/two\nop: mlp\n";
     char path[] = "./assay_case_XXXXXX.yml";
-    assay_context ctx = {.threads = 1};
     assay_case *cases = NULL, *all = NULL;
     int count = 0, all_count = 0;
     write_case_file(path, FILE_TEXT);
@@ -183,11 +176,10 @@ TEST(refuses_what_matches_nothing)
     }
 }
 
-TEST(refuses_two_cases_of_one_name)
+TEST_WITH_CONTEXT(refuses_two_cases_of_one_name)
 {
     static const char TEXT[] = "case: moe/deepseek3-tiny-sparse\nop: moe\n";
     char path[] = "./assay_case_XXXXXX.yml";
-    assay_context ctx = {.threads = 1};
     assay_case *cases = NULL;
     int count = 0;
     write_case_file(path, TEXT);

@@ -1,5 +1,4 @@
 /* The tables of MaxText's keys: what is passed over, what is kept, which values change nothing. */
-#include <string.h>
 
 #include "cases/case.h"
 #include "tests/support/assay_test.h"

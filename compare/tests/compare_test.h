@@ -2,10 +2,6 @@
  * and changed before they are written. */
 #pragma once
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "compare/compare.h"

@@ -283,9 +283,8 @@ TEST(test_rounded_in_a_wider_file)
 }
 
 /* Its results are right, and the rest of it no backend's. */
-TEST(test_golden_is_no_candidate)
+TEST_WITH_CONTEXT(test_golden_is_no_candidate)
 {
-    assay_context ctx = {.threads = 1};
     test_fixture golden = ordinary_golden("f32", 1e-6);
     assay_report report = {0};
     compare_fixtures(&ctx, &golden, &golden, "f32", &report);
@@ -313,9 +312,8 @@ TEST(test_optional_may_be_missing)
 }
 
 /* Errors as the scale says, independent ones and ones that a whole row shares: no false alarm in 200 fixtures. */
-TEST(test_noise_of_the_scale_passes)
+TEST_WITH_CONTEXT(test_noise_of_the_scale_passes)
 {
-    assay_context ctx = {.threads = 1};
     test_fixture golden = ordinary_golden("bf16", 1e-2);
     for (uint64_t seed = 0; seed < 200; seed++) {
         test_fixture candidate = candidate_of(&golden);

@@ -125,9 +125,8 @@ TEST(test_no_error_scale)
     assert_contains(t.report.message, "the golden has no error scales");
 }
 
-TEST(test_routing_floats_need_no_scale)
+TEST_WITH_CONTEXT(test_routing_floats_need_no_scale)
 {
-    assay_context ctx = {.threads = 1};
     test_fixture golden = ordinary_golden("f32", 1e-6);
     assay_report report = {0};
     test_tensor *weights = add_tensor(&golden, "routing/weights", ASSAY_FLOAT64, 2, DIMS(3, 5), 0.0);
@@ -247,7 +246,7 @@ TEST(test_nothing_but_zeros)
     }
 }
 
-TEST(test_nothing_to_compare)
+TEST_WITH_CONTEXT(test_nothing_to_compare)
 {
     trial s = single_of("bf16", 0, 1e-3);
     s.candidate = candidate_of(&s.golden);
@@ -255,7 +254,6 @@ TEST(test_nothing_to_compare)
     assert_int_equal(s.report.verdict, ASSAY_VACUOUS);
     trial_free(&s);
 
-    assay_context ctx = {.threads = 1};
     test_fixture golden = {.kind = "golden", .profile = "bf16"}, candidate = {.kind = "candidate"};
     assay_report report = {0};
     add_tensor(&golden, "routing/selected_experts", ASSAY_INT32, 1, DIMS(4), 0.0);
@@ -266,9 +264,8 @@ TEST(test_nothing_to_compare)
 }
 
 /* Integers alone are evidence when the golden has no floats. */
-TEST(test_integers_alone)
+TEST_WITH_CONTEXT(test_integers_alone)
 {
-    assay_context ctx = {.threads = 1};
     test_fixture golden = {.kind = "golden", .profile = "bf16"};
     assay_report report = {0};
     add_tensor(&golden, "outputs/group_sizes", ASSAY_INT32, 1, DIMS(70001), 0.0);
@@ -287,9 +284,8 @@ TEST(test_integers_alone)
 }
 
 /* Rows longer than a chunk, and rows that end within and across blocks. */
-TEST(test_long_rows)
+TEST_WITH_CONTEXT(test_long_rows)
 {
-    assay_context ctx = {.threads = 1};
     static const int64_t lengths[] = {1, 2, 511, 513, 65537, 150001};
     for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
         int64_t length = lengths[l], rows = 3;
@@ -346,9 +342,8 @@ static assay_status compare_files(assay_context *ctx, const char *golden, const 
     return status;
 }
 
-TEST(test_refused)
+TEST_WITH_CONTEXT(test_refused)
 {
-    assay_context ctx = {.threads = 1};
     char folder[] = "compare-test-XXXXXX", path[64];
     assay_report report = {0};
     static const char *const kinds[] = {NULL, "request", "candidate"};
@@ -380,9 +375,8 @@ TEST(test_refused)
 }
 
 /* Numbers that cannot be read are the candidate's failure, not the program's. */
-TEST(test_damaged_candidate)
+TEST_WITH_CONTEXT(test_damaged_candidate)
 {
-    assay_context ctx = {.threads = 1};
     char folder[] = "compare-test-XXXXXX", golden_path[64], candidate_path[64];
     assay_report report = {0};
     test_fixture golden = ordinary_golden("bf16", 1e-3);

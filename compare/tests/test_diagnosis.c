@@ -145,9 +145,8 @@ TEST(the_truth_is_named)
 }
 
 /* In a comparison it is the first wrong tensor that is looked at, and its number is said in the report. */
-TEST(reports_have_it)
+TEST_WITH_CONTEXT(reports_have_it)
 {
-    assay_context ctx = {.threads = 1};
     assay_report report = {0};
     char *text = NULL;
     test_fixture golden = ordinary_golden("bf16", 1e-3);

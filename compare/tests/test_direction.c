@@ -1,5 +1,4 @@
 /* What passes a filter along a known error, by plain algebra, and what that is judged by. */
-#include <math.h>
 
 #include "compare/direction.h"
 #include "compare/tests/compare_test.h"

@@ -1,6 +1,3 @@
-#include <math.h>
-#include <string.h>
-
 #include "compare/profile.h"
 #include "compare/thresholds.h"
 #include "tests/support/assay_test.h"

@@ -1,8 +1,4 @@
 /* Users' own profiles: what is read, what is refused, and how a golden keeps them. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "compare/profile_yaml.h"
@@ -86,7 +82,7 @@ TEST(test_written_and_read_again)
     }
 }
 
-TEST(test_refusals)
+TEST_WITH_CONTEXT(test_refusals)
 {
     static const struct {
         const char *text, *message;
@@ -126,12 +122,10 @@ TEST(test_refusals)
         {"name: a\nname: b", "name is given twice"},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        assay_context ctx = {.threads = 1};
         assay_profile profile = {.accumulate_bits = 77};
         assert_bad_input(&ctx, parse(&ctx, table[i].text, &profile), table[i].message);
         assert_int_equal(profile.accumulate_bits, 77);
     }
-    assay_context ctx = {.threads = 1};
     assay_profile profile;
     assert_int_equal(assay_profile_read_file(&ctx, "/nowhere/mine.yml", &profile), ASSAY_IO);
 }
@@ -148,13 +142,12 @@ static assay_fixture_reader *golden_with(assay_context *ctx, const char *path, i
     return reader;
 }
 
-TEST(test_goldens_keep_profiles)
+TEST_WITH_CONTEXT(test_goldens_keep_profiles)
 {
     char path[64];
     snprintf(path, sizeof path, "/tmp/assay-profiles-%d.h5", (int)getpid());
     const char *const texts[] = {"name: one\n", "name: two\nlike: f32\naccumulate: {bits: 9}\n"};
     const char *const damaged[] = {"name: one\n", "name: 1\n"};
-    assay_context ctx = {.threads = 1};
     assay_profile *found = NULL;
     int count = 0;
     assay_fixture_reader *golden = golden_with(&ctx, path, 2, texts);

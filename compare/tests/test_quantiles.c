@@ -1,6 +1,5 @@
 /* Our quantiles against binary128, against closed forms, and against GSL's where the build has them. */
 #include <float.h>
-#include <math.h>
 #include <quadmath.h>
 
 #include "compare/quantiles.h"

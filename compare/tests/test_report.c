@@ -22,9 +22,8 @@ static void make_report(assay_report *report)
     free_fixture(&golden);
 }
 
-TEST(test_text)
+TEST_WITH_CONTEXT(test_text)
 {
-    assay_context ctx = {.threads = 1};
     OWNED_BY(assay_report_free) assay_report report = {0};
     OWNED char *text = NULL;
     make_report(&report);
@@ -65,9 +64,8 @@ static void assert_member(const cJSON *object, const char *key, const char *text
     assert_string_equal(item->valuestring, text);
 }
 
-TEST(test_json)
+TEST_WITH_CONTEXT(test_json)
 {
-    assay_context ctx = {.threads = 1};
     assay_report reports[2] = {0};
     char *text = NULL;
     make_report(&reports[0]);
@@ -122,9 +120,8 @@ static int count_nodes(xmlXPathContext *context, const char *path)
     return count;
 }
 
-TEST(test_junit)
+TEST_WITH_CONTEXT(test_junit)
 {
-    assay_context ctx = {.threads = 1};
     assay_report reports[4] = {0};
     char *text = NULL;
     make_report(&reports[0]);
@@ -167,9 +164,8 @@ TEST(test_junit)
 }
 
 /* Whichever allocation of ours fails, the status says so and nothing is given. */
-TEST(test_no_memory)
+TEST_WITH_CONTEXT(test_no_memory)
 {
-    assay_context ctx = {.threads = 1};
     OWNED_BY(assay_report_free) assay_report report = {0};
     make_report(&report);
     for (int64_t n = 0;; n++) {

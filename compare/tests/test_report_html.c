@@ -303,11 +303,10 @@ TEST(cells_of_all_sizes)
 }
 
 /* More tensors than pictures: what is wrong has one all the same. */
-TEST(pictures_are_limited)
+TEST_WITH_CONTEXT(pictures_are_limited)
 {
     enum { TENSORS = ASSAY_PICTURES_MOST + 3 };
     const double golden_value = 1, wrong = 2, scale = 1e-3;
-    assay_context ctx = {.threads = 1};
     OWNED_BY(close_reader) assay_fixture_reader *golden = NULL, *candidate = NULL;
     OWNED_BY(assay_report_free) assay_report report = {0};
     int drawn = 0;

@@ -1,7 +1,4 @@
 /* Statistics of errors against the plain formulas, and what they are there to see. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "compare/compare_internal.h"
 #include "compare/statistics.h"

@@ -1,8 +1,5 @@
 #include "harness/tests/altering_sink.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support/assay_test.h"
 
 static bool wants(void *self, const char *path)

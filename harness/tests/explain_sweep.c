@@ -8,8 +8,6 @@
  * the comparer has seen, is not tried on more, unless ASSAY_NIGHTLY is set. */
 #include <getopt.h>
 #include <limits.h>
-#include <math.h>
-#include <stdlib.h>
 
 #include "harness/explain/explain.h"
 #include "harness/mutants/mutants_tensors.h"

@@ -1,5 +1,4 @@
 /* Roundings that a profile allows and of which error scales must know. */
-#include <math.h>
 
 #include "harness/scales/ensemble_internal.h"
 #include "harness/tests/golden_trial.h"

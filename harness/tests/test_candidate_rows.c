@@ -1,8 +1,5 @@
 /* Candidates whose rows are not where the golden has them: which pass, and which fail with what words. The candidates are
  * the golden's own results, with rows moved. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "compare/report.h"
 #include "harness/plan/candidate_rows.h"

@@ -68,9 +68,8 @@ static void check_steps(const assay_case *c, const assay_steps *steps)
     if (sum != assay_operation_flops(operation, c, false)) fail_msg("%s: %g operations", c->name, sum);
 }
 
-TEST(all_cases_that_have_steps)
+TEST_WITH_CONTEXT(all_cases_that_have_steps)
 {
-    assay_context ctx = assay_context_default(1);
     int count = 0, tried = 0;
     assay_case *cases = all_cases(&count);
     for (int i = 0; i < count; i++) {
@@ -102,9 +101,8 @@ TEST(all_cases_that_have_steps)
     assay_cases_free(cases, count);
 }
 
-TEST(out_of_memory_leaves_nothing_behind)
+TEST_WITH_CONTEXT(out_of_memory_leaves_nothing_behind)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(free_case) assay_case *c = case_named("deepseek_stack/three-layers", NULL);
     assay_steps *steps;
     size_t size = 0;
@@ -132,9 +130,8 @@ TEST(out_of_memory_leaves_nothing_behind)
     assay_steps_free(steps);
 }
 
-TEST(other_operations_are_refused)
+TEST_WITH_CONTEXT(other_operations_are_refused)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(free_case) assay_case *c = case_named("moe/small", NULL);
     assay_steps *steps;
     assert_int_equal(assay_case_steps(&ctx, c, true, &steps), ASSAY_BAD_INPUT);

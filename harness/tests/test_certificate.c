@@ -1,6 +1,5 @@
 /* The certificate of goldens: an oracle that is wrong by 1e-9 anywhere gets none. What is right gets one:
  * test_certified.c. */
-#include <math.h>
 #include <time.h>
 
 #include "harness/certify/certificate.h"

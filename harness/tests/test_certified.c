@@ -1,6 +1,5 @@
 /* Every operation in float64, forward and backward, held against the second form in binary128: on every case of the
  * catalogue that is not too large for it, and on the combinations and shapes that no case is made of. */
-#include <math.h>
 
 #include "harness/certify/certificate.h"
 #include "harness/tests/golden_trial.h"

@@ -1,6 +1,4 @@
 /* A token's choice of experts against scores and errors made by hand. */
-#include <math.h>
-#include <string.h>
 
 #include "harness/fixes/choice.h"
 #include "tests/support/assay_test.h"

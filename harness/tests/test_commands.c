@@ -1,7 +1,6 @@
 /* Commands whose machine fails: neither a verdict on a file nor half an answer, but a status. */
 #include <errno.h>
 #include <fcntl.h>
-#include <math.h>
 #include <sys/types.h>
 
 #include "harness/commands/command.h"

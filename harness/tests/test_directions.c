@@ -1,5 +1,4 @@
 /* Filters along known errors: what a golden holds, and what it sees by them. */
-#include <math.h>
 
 #include "harness/golden/golden.h"
 #include "harness/plan/directions.h"

@@ -2,11 +2,6 @@
  */
 #include "harness/scales/ensemble.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "compare/profile.h"
 #include "compare/statistics.h"
 #include "compare/thresholds.h"

@@ -1,8 +1,4 @@
 /* Two forms of the same thing agree; with an error planted in one of them they do not. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "harness/equivalences/equivalence.h"
 #include "harness/equivalences/free_axes.h"
@@ -438,9 +434,8 @@ TEST(what_must_hold_may_depend_on_the_case)
     }
 }
 
-TEST(forms_with_nothing_in_common_are_refused)
+TEST_WITH_CONTEXT(forms_with_nothing_in_common_are_refused)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(assay_form_free) assay_form one;
     assay_equivalence_result result;
     OWNED_BY(free_case) assay_case *c = case_from(mla);
@@ -453,9 +448,8 @@ TEST(forms_with_nothing_in_common_are_refused)
     assert_message(&ctx, "no tensor in common");
 }
 
-TEST(no_memory_is_reported)
+TEST_WITH_CONTEXT(no_memory_is_reported)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(free_case) assay_case *c = case_from(moe);
     const assay_equivalence *e = assay_equivalence_by_name("fused-unfused");
     for (int64_t n = 0;; n++) {

@@ -1,8 +1,4 @@
 /* The two forms of a backend: a command that copies a candidate made beforehand. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "compare/profile.h"

@@ -1,6 +1,4 @@
 /* Cases drawn as `assay fuzz` draws them: whatever two forms they have agree. Of each equivalence some are tried. */
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "harness/equivalences/equivalence.h"
 #include "harness/fuzz/draw.h"

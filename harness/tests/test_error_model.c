@@ -1,7 +1,4 @@
 /* Error scales from a few members: errors of a known variance are drawn, and what comes out is held against it. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "compare/thresholds.h"
 #include "harness/scales/ensemble.h"
@@ -128,11 +125,10 @@ TEST(test_vectors)
     check(&(assay_shape){2, {COUNT, 1}}, sigma, 8, 0.5, 2.5);
 }
 
-TEST(test_zeros_stay)
+TEST_WITH_CONTEXT(test_zeros_stay)
 {
     enum { EXPERTS = 9, ROWS = 20, COLUMNS = 30, COUNT = EXPERTS * ROWS * COLUMNS };
     uint64_t seed = 5;
-    assay_context ctx = assay_context_default(1);
     OWNED double *sigma = numbers(COUNT);
     for (int64_t i = 0; i < COUNT; i++) {
         const int64_t expert = i / (ROWS * COLUMNS), row = i / COLUMNS, column = i % COLUMNS;
@@ -147,11 +143,10 @@ TEST(test_zeros_stay)
 }
 
 /* Rows of padding, in a tensor with tokens and channels of their own, leave the others as they are. */
-TEST(test_zeros_enter_no_mean)
+TEST_WITH_CONTEXT(test_zeros_enter_no_mean)
 {
     enum { ROWS = 200, COLUMNS = 100, COUNT = ROWS * COLUMNS };
     uint64_t seed = 7;
-    assay_context ctx = assay_context_default(1);
     OWNED double *rows = factors(&seed, ROWS, 1, 1), *columns = factors(&seed, COLUMNS, 0.5, 1),
                  *sigma = numbers(COUNT);
     double squares = 0;
@@ -175,18 +170,16 @@ TEST(test_zeros_enter_no_mean)
 }
 
 /* One element alone by chance without an error in any member is not held to be exact. */
-TEST(test_a_single_zero_does_not_stay)
+TEST_WITH_CONTEXT(test_a_single_zero_does_not_stay)
 {
-    assay_context ctx = assay_context_default(1);
     double values[12];
     for (int i = 0; i < 12; i++) values[i] = i == 5 ? 0 : 8;
     assert_ok(&ctx, assay_ensemble_smooth(&ctx, &(assay_shape){2, {3, 4}}, 8, values));
     for (int i = 0; i < 12; i++) assert_true(values[i] > 0.3 && values[i] < 1.1);
 }
 
-TEST(test_what_is_not_finite_stays_alone)
+TEST_WITH_CONTEXT(test_what_is_not_finite_stays_alone)
 {
-    assay_context ctx = assay_context_default(1);
     double values[20];
     for (int i = 0; i < 20; i++) values[i] = 8;
     values[3] = NAN;
@@ -199,9 +192,8 @@ TEST(test_what_is_not_finite_stays_alone)
     }
 }
 
-TEST(test_scalars_and_nothing)
+TEST_WITH_CONTEXT(test_scalars_and_nothing)
 {
-    assay_context ctx = assay_context_default(1);
     double value = 8 * 9;
     assert_ok(&ctx, assay_ensemble_smooth(&ctx, &(assay_shape){0, {0}}, 8, &value));
     assert_close(&value, &(double){3}, 1, 1e-15, 0);
@@ -225,9 +217,8 @@ TEST(test_threads_give_the_same_bits)
     }
 }
 
-TEST(test_no_memory)
+TEST_WITH_CONTEXT(test_no_memory)
 {
-    assay_context ctx = assay_context_default(1);
     double values[4] = {1, 2, 3, 4};
     assay_fail_allocation(0);
     assay_status status = assay_ensemble_smooth(&ctx, &(assay_shape){2, {2, 2}}, 8, values);

@@ -1,6 +1,5 @@
 /* Error scales against correct implementations: in another arithmetic, with each rounding to nearest and float32 sums from the
  * last term to the first. Every tensor must pass, and with scales that are not far too large. */
-#include <math.h>
 
 #include "compare/profile.h"
 #include "compare/thresholds.h"

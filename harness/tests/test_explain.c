@@ -1,6 +1,5 @@
 /* Which known bug a failed candidate has: named where a mutant explains all of it, and not where none does. The sweep
  * over all mutants is explain_sweep.c. */
-#include <math.h>
 
 #include "harness/explain/explain.h"
 #include "harness/explain/explain_internal.h"

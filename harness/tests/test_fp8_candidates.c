@@ -1,9 +1,6 @@
 /* The profile fp8_e4m3_block128 against backends with block-scaled fp8: an independent kernel in all its correct forms
  * passes on every case of the catalogue that has the profile, and kernels with a fault fail. Likewise a user's profile
  * with truncating accumulators. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "compare/compare.h"
 #include "compare/profile_yaml.h"

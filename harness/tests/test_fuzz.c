@@ -1,7 +1,4 @@
 /* Drawing, shrinking and the whole loop, on backends with traps. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "harness/backends/server.h"
 #include "harness/fuzz/fuzz.h"
@@ -48,9 +45,8 @@ static char *yaml_of(assay_context *ctx, const assay_case *c)
 }
 
 /* Each row of the table names a key that there is, and a first value that it takes. */
-TEST(keys_of_the_table_are_keys)
+TEST_WITH_CONTEXT(keys_of_the_table_are_keys)
 {
-    assay_context ctx = assay_context_default(1);
     for (int i = 0; assay_draw_keys[i].key != NULL; i++) {
         char set[256];
         const char *value = assay_draw_keys[i].values;
@@ -65,10 +61,9 @@ TEST(keys_of_the_table_are_keys)
 }
 
 /* The same seed, the same cases; another one, others; and each can be planned. */
-TEST(draws_follow_from_the_seed)
+TEST_WITH_CONTEXT(draws_follow_from_the_seed)
 {
     enum { DRAWS = 60 };
-    assay_context ctx = assay_context_default(1);
     assay_draws draws[3];
     int differ = 0, changed = 0;
     for (int i = 0; i < 3; i++) assert_ok(&ctx, assay_draws_start(&ctx, &draws[i], i < 2 ? 7 : 8, NULL, NULL));
@@ -94,11 +89,10 @@ TEST(draws_follow_from_the_seed)
 }
 
 /* What is refused of numbers is not drawn: group sizes, keys that a cache has, bytes, scales, codes that are no number. */
-TEST(drawn_cases_are_cases)
+TEST_WITH_CONTEXT(drawn_cases_are_cases)
 {
     static const char *const operations[] = {"gqa_decode", "cache_append", "program", "gmm", "permute", "dequantize"};
     enum { DRAWS = 40 };
-    assay_context ctx = assay_context_default(1);
     for (size_t i = 0; i < sizeof operations / sizeof *operations; i++) {
         OWNED_BY(assay_draws_free) assay_draws draws;
         assert_ok(&ctx, assay_draws_start(&ctx, &draws, 1, operations[i], NULL));
@@ -114,9 +108,8 @@ TEST(drawn_cases_are_cases)
     }
 }
 
-TEST(unsupported_operations_are_drawn_less)
+TEST_WITH_CONTEXT(unsupported_operations_are_drawn_less)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(assay_draws_free) assay_draws draws;
     int first = 0, last = 0;
     assert_ok(&ctx, assay_draws_start(&ctx, &draws, 3, NULL, NULL));
@@ -133,9 +126,8 @@ TEST(unsupported_operations_are_drawn_less)
 }
 
 /* What is set stays so in every draw and through shrinking. */
-TEST(settings_stay)
+TEST_WITH_CONTEXT(settings_stay)
 {
-    assay_context ctx = assay_context_default(1);
     static const char *const items[] = {"gradients=none", "base_emb_dim=20", "inputs.x={scale: 3}"};
     const assay_draw_sets sets = {items, 3};
     assay_draws draws;
@@ -182,9 +174,8 @@ TEST(settings_that_go_with_no_case_are_refused)
     }
 }
 
-TEST(an_operation_that_there_is_not_is_refused)
+TEST_WITH_CONTEXT(an_operation_that_there_is_not_is_refused)
 {
-    assay_context ctx = assay_context_default(1);
     assay_draws draws;
     assert_bad_input(&ctx, assay_draws_start(&ctx, &draws, 1, "rmsnorm", NULL), "rms_norm");
 }
@@ -238,10 +229,9 @@ TEST(failures_are_shrunk_to_their_triggers)
 }
 
 /* x's last axis is all that the trap needs; the others are one, where nothing ties them to that. */
-TEST(sizes_of_programs_are_drawn_and_shrunk)
+TEST_WITH_CONTEXT(sizes_of_programs_are_drawn_and_shrunk)
 {
     enum { LEAST = 9 };
-    assay_context ctx = assay_context_default(1);
     hunt h;
     int of_least = 0, larger = 0;
     const assay_found *found = find_first(&ctx, &h, start(&ctx, "crash_in_programs"), "program");
@@ -257,9 +247,8 @@ TEST(sizes_of_programs_are_drawn_and_shrunk)
 }
 
 /* Indices that an axis ends go where it ends. */
-TEST(indices_follow_their_axis)
+TEST_WITH_CONTEXT(indices_follow_their_axis)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(free_case)
     assay_case *c =
         case_from("{case: c, op: program, sizes: {T: 3, V: 5}, inputs: {x: [T, V], i: {axes: [T], integers: [0, 4]}},"
@@ -270,9 +259,8 @@ TEST(indices_follow_their_axis)
 }
 
 /* The case names a profile that its caller alone has. */
-TEST(a_case_of_a_profile_of_ones_own_is_shrunk)
+TEST_WITH_CONTEXT(a_case_of_a_profile_of_ones_own_is_shrunk)
 {
-    assay_context ctx = assay_context_default(1);
     assay_profile own = *assay_profile_by_name("bf16");
     snprintf(own.precision.name, sizeof own.precision.name, "own");
     assay_tried tried = start(&ctx, "nan_at_33");
@@ -287,9 +275,8 @@ TEST(a_case_of_a_profile_of_ones_own_is_shrunk)
 }
 
 /* Smaller cases fail as well, but for another reason. */
-TEST(shrinking_does_not_slip_to_another_bug)
+TEST_WITH_CONTEXT(shrinking_does_not_slip_to_another_bug)
 {
-    assay_context ctx = assay_context_default(1);
     assay_tried tried = start(&ctx, "nan_beside_crash");
     assay_case *c = case_named("rms_norm/deepseek", "batch=2;sequence=12");
     assay_shrinking s = {.tried = &tried, .reason = {.where = "outputs/y", .what = "not finite"}};
@@ -346,10 +333,9 @@ TEST(known_failures_are_those_of_their_line)
 }
 
 /* Beside a known failure there is another, which is found; it does not shrink to the known one. */
-TEST(known_failures_are_counted_and_not_shrunk_to)
+TEST_WITH_CONTEXT(known_failures_are_counted_and_not_shrunk_to)
 {
     static char known_line[] = "fuzz/rms_norm::the_backend_crashed*";
-    assay_context ctx = assay_context_default(1);
     assay_expected_failure entry = {.line = 1, .reason = "it crashes"};
     snprintf(entry.pattern, sizeof entry.pattern, "%s", known_line);
     assay_expected_failures list = {.entries = &entry, .count = 1};
@@ -371,9 +357,8 @@ TEST(known_failures_are_counted_and_not_shrunk_to)
 }
 
 /* The smallest case that loses its tail is one element, which any bug may be; sizes around it name the tile. */
-TEST(sizes_that_pass_and_fail_name_a_tile)
+TEST_WITH_CONTEXT(sizes_that_pass_and_fail_name_a_tile)
 {
-    assay_context ctx = assay_context_default(1);
     hunt h;
     const assay_found *found = find_first(&ctx, &h, start(&ctx, "loses_tail"), "rms_norm");
     assert_true(found->c.config.base_emb_dim < 16 && found->steps > 0 && !found->ran_out);
@@ -388,9 +373,8 @@ TEST(sizes_that_pass_and_fail_name_a_tile)
 }
 
 /* What a user has set is no size to be tried. */
-TEST(sizes_that_are_set_stay)
+TEST_WITH_CONTEXT(sizes_that_are_set_stay)
 {
-    assay_context ctx = assay_context_default(1);
     static const char *const items[] = {"base_emb_dim=20"};
     assay_tried tried = start(&ctx, "loses_tail");
     char text[ASSAY_EDGES_TEXT];

@@ -1,6 +1,5 @@
 /* Goldens: what they hold, that they come out again, whatever the threads, and that nothing is left behind when they cannot be
  * written. */
-#include <math.h>
 
 #include "harness/golden/golden_finite.h"
 #include "harness/plan/golden_open.h"

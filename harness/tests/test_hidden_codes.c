@@ -1,5 +1,4 @@
 /* h that a kernel quantises itself: correct kernels pass with their codes and without, wrong codes and scales are found. */
-#include <math.h>
 
 #include "harness/fixes/hidden_codes.h"
 #include "harness/judge/judge.h"
@@ -262,7 +261,7 @@ TEST_IN_FOLDER(codes_sharpen_what_follows)
 }
 
 /* Of all that a recipe quantises inside MLA and the kernel computed, and of nothing else. */
-TEST(what_mla_quantises_has_a_spread)
+TEST_WITH_CONTEXT(what_mla_quantises_has_a_spread)
 {
     static const char *const expected[] = {"mla_q",
                                            "mla_kv",
@@ -272,7 +271,6 @@ TEST(what_mla_quantises_has_a_spread)
                                            "kv_gradient",
                                            "kv_wa_proj_gradient"};
     enum { EXPECTED = sizeof expected / sizeof *expected };
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(assay_plan_free) assay_plan plan;
     OWNED_BY(assay_inputs_close) assay_inputs inputs;
     OWNED_BY(assay_tensor_set_free) assay_tensor_set spread = {0};

@@ -1,6 +1,4 @@
 /* Buffers of a shared object: what is written beside them is found, in every type; what is left as it was is no result. */
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "harness/backends/backend.h"
 #include "harness/host/host.h"

@@ -1,6 +1,5 @@
 /* A config.json in place of a model: those of public models say what our models of the same name say, key by key; what
  * would change numbers is refused. The files hold facts of the published configurations. */
-#include <math.h>
 
 #include "cases/hugging_face.h"
 #include "harness/operations/op_support.h"

@@ -2,7 +2,6 @@
  * one line. */
 #include <fenv.h>
 #include <float.h>
-#include <math.h>
 #include <pthread.h>
 
 #include "compare/report.h"

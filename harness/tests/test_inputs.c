@@ -1,5 +1,4 @@
 /* --inputs FILE: which numbers are taken, and what is refused. */
-#include <math.h>
 
 #include "harness/tests/harness_test.h"
 

@@ -201,10 +201,9 @@ TEST(no_key_is_taken_that_changes_nothing)
     assay_cases_free(cases, count);
 }
 
-TEST(keys_that_show_leaves_out_change_nothing)
+TEST_WITH_CONTEXT(keys_that_show_leaves_out_change_nothing)
 {
     int count;
-    assay_context ctx = assay_context_default(1);
     assay_case *cases = all_cases(&count);
     for (int i = 0; i < count; i++) {
         OWNED_BY(assay_tensor_set_free) assay_tensor_set whole = {0}, brief = {0};

@@ -1,6 +1,4 @@
 /* Error scales without one member, held against those of an ensemble that never had it. */
-#include <math.h>
-#include <stdlib.h>
 
 #include "harness/scales/ensemble_internal.h"
 #include "oracle/base/random.h"
@@ -132,9 +130,8 @@ TEST(test_zeros_and_what_is_not_finite)
     for (int64_t i = 7 * COLUMNS; i < 8 * COLUMNS; i++) assert_true(i % COLUMNS == 9 || t.held[i] > 0);
 }
 
-TEST(test_nothing)
+TEST_WITH_CONTEXT(test_nothing)
 {
-    assay_context ctx = assay_context_default(1);
     const assay_shape none = {2, {0, 3}};
     OWNED_BY(assay_error_model_free) assay_error_model model = {0};
     OWNED_BY(assay_leave_one_out_free) assay_leave_one_out held = {0};

@@ -1,7 +1,4 @@
 /* Error scales at the edge of what a golden holds: profiles that a case lists and its golden cannot have, and layouts. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "compare/profile_yaml.h"
 #include "harness/plan/golden_open.h"

@@ -1,7 +1,5 @@
 /* No ordinary case of the catalogue stands or falls with a rounding (docs/operations.md, "routing"): in correct implementations of the case's own
  * type no token comes near another choice of experts, nor another order. Cases that are made of ties say so by a tag. */
-#include <math.h>
-#include <stdlib.h>
 
 #include "compare/profile.h"
 #include "harness/plan/inputs.h"

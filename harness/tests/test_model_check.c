@@ -227,9 +227,8 @@ TEST(what_would_not_be_honoured_is_refused)
 }
 
 /* config: and --set go over what a model file says. */
-TEST(a_key_can_be_set_to_what_changes_nothing)
+TEST_WITH_CONTEXT(a_key_can_be_set_to_what_changes_nothing)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(assay_plan_free) assay_plan plan = {0};
     OWNED_BY(free_case)
     assay_case *c = case_from("{case: t, op: mla, profiles: none, model: {base_emb_dim: 8, base_num_query_heads: 2, "
@@ -276,9 +275,8 @@ static int lines_of(const char *text)
 }
 
 /* What `assay show` prints is a case file, with --all and without: it is accepted, and says the same of itself. */
-TEST(what_is_shown_is_a_case)
+TEST_WITH_CONTEXT(what_is_shown_is_a_case)
 {
-    assay_context ctx = assay_context_default(1);
     int count = 0;
     assay_case *cases = all_cases(&count);
     for (int i = 0; i < count; i++) {
@@ -301,12 +299,11 @@ TEST(what_is_shown_is_a_case)
 }
 
 /* Earlier programs wrote values that nothing honoured; their goldens are as they were. */
-TEST(stored_cases_are_as_they_were)
+TEST_WITH_CONTEXT(stored_cases_are_as_they_were)
 {
     static const char stored[] = "{case: t, op: routing, sequence: 4, profiles: none, model: {" MOE
                                  ", decoder_block: deepseek, routed_score_func: sigmoid, norm_topk_prob: false, "
                                  "topk_routing_group: 2, rope_type: yarn, rope_interleave: false}}";
-    assay_context ctx = assay_context_default(1);
     assay_case *c = NULL;
     assay_plan plan = {0};
     int count = 0;
@@ -322,9 +319,8 @@ TEST(stored_cases_are_as_they_were)
 }
 
 /* What differs from the defaults, and what was given; all of it where it would be another case else. */
-TEST(what_is_shown_is_brief)
+TEST_WITH_CONTEXT(what_is_shown_is_brief)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(free_case) assay_case *c = case_named("gqa_decode/small", "pagedattn_page_stride=0");
     OWNED char *yaml = NULL;
     assert_ok(&ctx, assay_case_brief_yaml(&ctx, c, &yaml));
@@ -343,9 +339,8 @@ TEST(what_is_shown_is_brief)
 }
 
 /* What the user said was held against the form that it was said of. */
-TEST(other_forms_are_not_refused)
+TEST_WITH_CONTEXT(other_forms_are_not_refused)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(free_case) assay_case *c = case_named("moe/qwen3-without-norm", NULL);
     int forms = 0;
     for (const assay_equivalence *e = assay_equivalences; e->name != NULL; e++) {

@@ -1,6 +1,4 @@
 /* The table of mutants: well-formed, each is detected in some case, and applies to the operations to which it did. */
-#include <math.h>
-#include <stdlib.h>
 
 #include "compare/compare.h"
 #include "harness/mutants/mutants_tensors.h"
@@ -374,9 +372,8 @@ static void check_words(const char *name, const char *list, const assay_plan *pl
     }
 }
 
-TEST(rows_name_tensors)
+TEST_WITH_CONTEXT(rows_name_tensors)
 {
-    assay_context ctx = assay_context_default(1);
     catalogue small = small_cases();
     assay_plan *plans = calloc((size_t)small.count, sizeof *plans);
     for (int i = 0; i < small.count; i++) assert_ok(&ctx, assay_plan_make(&ctx, &plans[i], &small.all[i]));

@@ -1,5 +1,4 @@
 /* Mutants of shards and microbatches: what they change, and that what shards see adds up to the whole. */
-#include <math.h>
 
 #include "harness/mutants/mutants_tensors.h"
 #include "harness/tests/golden_trial.h"

@@ -1,7 +1,4 @@
 /* Null distributions in goldens: correct candidates pass, and wrong ones that no element and no row shows do not. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "compare/compare.h"
 #include "compare/report.h"

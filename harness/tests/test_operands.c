@@ -1,6 +1,4 @@
 /* Quantised operands: what a golden holds of them, that operations compute on their numbers, and what is refused. */
-#include <math.h>
-#include <stdlib.h>
 
 #include "harness/operations/operands.h"
 #include "harness/plan/inputs.h"

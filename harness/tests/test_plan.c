@@ -1,5 +1,4 @@
 /* Plans: every case of the catalogue has one, and what is no case is refused before anything is computed. */
-#include <math.h>
 
 #include "harness/sketch/sketch.h"
 #include "harness/tests/harness_test.h"
@@ -82,9 +81,8 @@ static void check_plan(const assay_plan *plan)
     assert_true(forward >= 0 && both >= (gradients ? 2 : 1) * forward && isfinite(both));
 }
 
-TEST(every_case_can_be_planned)
+TEST_WITH_CONTEXT(every_case_can_be_planned)
 {
-    assay_context ctx = assay_context_default(1);
     int count = 0;
     assay_case *cases = all_cases(&count);
     for (int i = 0; i < count; i++) {
@@ -238,9 +236,8 @@ TEST(bad_cases_are_refused)
     }
 }
 
-TEST(unknown_operations_are_refused)
+TEST_WITH_CONTEXT(unknown_operations_are_refused)
 {
-    assay_context ctx = assay_context_default(1);
     assay_plan plan = {0};
     OWNED_BY(free_case) assay_case *c = case_from("case: a\nop: moo\n");
     assert_bad_input(&ctx, assay_plan_make(&ctx, &plan, c), "a: op is \"moo\", expected one of rms_norm, ");

@@ -1,5 +1,4 @@
 /* Goldens detect what they must; those that cannot are called vacuous, by certify and by compare. */
-#include <math.h>
 
 #include "harness/fixes/fixes.h"
 #include "harness/plan/golden_read.h"

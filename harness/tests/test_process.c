@@ -1,6 +1,5 @@
 /* A function in a process of its own: how it ends is told, and it takes nothing with it. */
 #include <signal.h>
-#include <stdio.h>
 #include <unistd.h>
 
 #include "harness/backends/process.h"
@@ -25,9 +24,8 @@ static int never_ends(void *data)
     return *(int *)data;
 }
 
-TEST(test_ends)
+TEST_WITH_CONTEXT(test_ends)
 {
-    assay_context ctx = {.threads = 1};
     assay_process_result result;
     int code = 42;
     assert_ok(&ctx, assay_process_call(&ctx, ends_with, &code, 60, &result));

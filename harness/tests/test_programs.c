@@ -1,5 +1,4 @@
 /* Operations of the catalogue written as programs give their numbers; and what is wrong with a program is said where it stands. */
-#include <math.h>
 
 #include "harness/power/power_test.h"
 #include "harness/scales/ensemble.h"
@@ -452,11 +451,10 @@ TEST(groups_hold_rows_that_there_are)
             "  y: where(" mask ", 0, pick(x, t))\n")
 
 /* -100 is no index where it is passed over: it is drawn, and may be given; elsewhere it is refused. */
-TEST(labels_are_passed_over)
+TEST_WITH_CONTEXT(labels_are_passed_over)
 {
     static const char *const texts[] = {LABELS("", "equal(float(t), -100)"),
                                         LABELS(", values: [1, -100, 2, -100]", "equal(-100, float(t))")};
-    assay_context ctx = assay_context_default(1);
     trial t;
     for (int i = 0; i < 2; i++) {
         int over = 0;
@@ -485,9 +483,8 @@ static const char SMALL[] =
             "\n  a: product(\"TD,DH->TH\", x, w)\n  b: mul(softmax(a, over=\"H\"), s)\n",
             "  y: sum(b, over=\"H\")\n  b: b\nstored: [b]\nfused: all\naccumulate: {a: bfloat16}\n");
 
-TEST(a_program_as_text_is_the_same_program)
+TEST_WITH_CONTEXT(a_program_as_text_is_the_same_program)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(free_case) assay_case *c = case_from(SMALL);
     OWNED char *text = NULL, *again = NULL;
     assert_ok(&ctx, assay_case_to_yaml(&ctx, c, &text));
@@ -523,10 +520,9 @@ TEST(gathered_weights_are_filled_by_their_product)
 }
 
 /* By its name or by its path: the golden's case has one fill of it, and can be read again. */
-TEST(an_input_is_filled_otherwise)
+TEST_WITH_CONTEXT(an_input_is_filled_otherwise)
 {
     static const char *const sets[] = {"inputs.s={values: [5]}", "inputs.inputs/s={values: [6]}"};
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(free_case) assay_case *c = case_from(SMALL);
     for (int i = 0; i < 2; i++) {
         OWNED char *yaml = NULL;
@@ -538,9 +534,8 @@ TEST(an_input_is_filled_otherwise)
     }
 }
 
-TEST(sizes_are_changed_one_after_the_other)
+TEST_WITH_CONTEXT(sizes_are_changed_one_after_the_other)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(free_case)
     assay_case *c =
         case_from(PROGRAM("D: 6, R: 2, P: 4", "x: [D]", "", "\n  r: slice(\"D->R\", x)\n  p: slice(\"D->P\", x)\n",

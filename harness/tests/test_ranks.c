@@ -1,7 +1,4 @@
 /* Cases that ranks share, with a list of letters in the place of MPI: one rank after the other has its turn. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "harness/commands/each_case.h"
 #include "tests/support/assay_test.h"
@@ -114,9 +111,8 @@ static assay_status run_all(assay_context *ctx, job *j, char **printed)
     return status;
 }
 
-TEST(test_each_case_is_done_once_and_said_in_order)
+TEST_WITH_CONTEXT(test_each_case_is_done_once_and_said_in_order)
 {
-    assay_context ctx = assay_context_default(1);
     job j = {.fails = -1};
     OWNED char *printed = NULL;
     assert_int_equal(run_all(&ctx, &j, &printed), ASSAY_OK);
@@ -145,9 +141,8 @@ TEST(test_a_case_that_fails_ends_the_run)
 }
 
 /* Each part has about the same work: a heavy case is alone with its rank. */
-TEST(test_parts_are_of_the_same_work)
+TEST_WITH_CONTEXT(test_parts_are_of_the_same_work)
 {
-    assay_context ctx = assay_context_default(1);
     const double equal[CASES] = {1, 1, 1, 1, 1, 1, 1}, heavy[CASES] = {1, 1, 1, 9, 1, 1, 1};
     int places[CASES];
     assert_int_equal(assay_share_out(&ctx, equal, CASES, RANKS, places), ASSAY_OK);

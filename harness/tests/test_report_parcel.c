@@ -1,7 +1,4 @@
 /* A report on its way between two processes. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "compare/steps.h"
 #include "harness/commands/report_parcel.h"
@@ -28,13 +25,12 @@ static char *pack(size_t *size)
     return text;
 }
 
-TEST(comes_as_it_was)
+TEST_WITH_CONTEXT(comes_as_it_was)
 {
     size_t size = 0;
     OWNED char *text = pack(&size);
     const char *at = text;
     OWNED_BY(assay_report_free) assay_report report;
-    assay_context ctx = {.threads = 1};
     assert_ok(&ctx, assay_report_unpack(&ctx, &at, text + size, &report));
     assert_ptr_equal(at, text + size);
     assert_string_equal(report.case_name, "mlp/silu");

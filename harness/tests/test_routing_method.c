@@ -1,6 +1,4 @@
 /* Each routing method of serving engines against its definition: the best K, by what, and what is done to them. */
-#include <math.h>
-#include <string.h>
 
 #include "cases/routing_method.h"
 #include "harness/equivalences/equivalence.h"

@@ -1,7 +1,4 @@
 /* Sketches: what the sums are, and that a candidate is told by them. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "harness/judge/judge.h"
 #include "harness/plan/candidate_rows.h"
@@ -119,13 +116,12 @@ static void check_zeros(const assay_tensor_spec *spec, int64_t above, const doub
     }
 }
 
-TEST(test_sums_and_slices)
+TEST_WITH_CONTEXT(test_sums_and_slices)
 {
     static const struct {
         int rank;
         int64_t dims[4];
     } shapes[] = {{2, {1, 1}}, {2, {257, 131}}, {3, {3, 5, 7}}, {3, {2, 130, 128}}, {4, {2, 3, 17, 129}}, {2, {40, 1}}};
-    assay_context ctx = assay_context_default(1);
     const assay_fill normal = {.distribution = ASSAY_NORMAL, .scale = 1};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const assay_tensor_spec spec = gradient_of(shapes[i].rank, shapes[i].dims);
@@ -154,7 +150,7 @@ TEST(test_sums_and_slices)
     }
 }
 
-TEST(test_what_has_a_sketch)
+TEST_WITH_CONTEXT(test_what_has_a_sketch)
 {
     char whole[ASSAY_PATH_SIZE];
     assay_sketch_part part;
@@ -172,7 +168,6 @@ TEST(test_what_has_a_sketch)
     assert_int_equal(part, ASSAY_SKETCH_TILES);
     assay_sketch_whole_path("gradients/weights/wo/sketch/other", whole, NULL);
     assert_string_equal(whole, "");
-    assay_context ctx = assay_context_default(1);
     assay_sketch sketch = {0};
     memset(spec.path, 'x', sizeof spec.path - 1);
     assert_int_equal(assay_sketch_start(&ctx, &spec, 10, SEED, &sketch), ASSAY_BAD_INPUT);

@@ -1,5 +1,4 @@
 /* Candidates judged stage by stage: one wrong stage, whose error flows on, is the one that fails; stages behind it pass. */
-#include <math.h>
 
 #include "compare/report.h"
 #include "harness/fixes/fixes.h"

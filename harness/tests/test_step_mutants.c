@@ -1,7 +1,5 @@
 /* Mutants made from the steps of a case: a program whose text has the change gives the same, to the last gradient; what flows back
  * is the derivative of what is wrong; those that are none are recognised; and a failure names the step. */
-#include <math.h>
-#include <stdlib.h>
 
 #include "harness/mutants/step_changes.h"
 #include "harness/power/power_test.h"

@@ -1,7 +1,6 @@
 /* Every sum of the oracle has its rounding in the emulated arithmetic. The catalogue is run with nothing but partial sums
  * rounded: what is a sum of several terms moves. */
 #include <fnmatch.h>
-#include <math.h>
 
 #include "harness/operations/op_support.h"
 #include "harness/tests/golden_trial.h"

@@ -2,8 +2,6 @@
 #include "harness/commands/workers.h"
 
 #include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "tests/support/assay_test.h"

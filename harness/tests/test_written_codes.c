@@ -1,6 +1,4 @@
 /* Bytes of a cache that a kernel makes of numbers which it computed: those of correct kernels pass, others are found. */
-#include <math.h>
-#include <string.h>
 
 #include "harness/judge/judge.h"
 #include "harness/plan/written_codes.h"

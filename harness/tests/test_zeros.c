@@ -2,7 +2,6 @@
  * each number on its tape is moved by a millionth by itself, inputs too, and then it runs back. A sum stays 0 where each of its terms has a
  * factor of 0: a mask, padding, an expert that nobody chose, a row behind the last group, an operand of 0. A difference that cancels does
  * not, and correct kernels have what rounding leaves of it. */
-#include <math.h>
 #include <quadmath.h>
 
 #include "harness/certify/certificate.h"

@@ -1,12 +1,16 @@
-/* What tests share: cmocka, assertions on arrays of numbers that NaN cannot pass, and allocations that fail on demand.
- * cmocka's own assert_float_equal lets NaN pass, so numbers are held against each other here. */
+/* What tests share: headers that most of them need, cmocka, assertions on arrays of numbers that NaN cannot pass, and allocations that
+ * fail on demand. cmocka's own assert_float_equal lets NaN pass, so numbers are held against each other here. */
 #pragma once
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -23,6 +27,15 @@
         assay_add_test(&test);                                                                                         \
     }                                                                                                                  \
     static void name(void **state __attribute__((unused)))
+
+/* A test with `ctx`, of one thread. */
+#define TEST_WITH_CONTEXT(name)                                                                                        \
+    static void name##_with(assay_context);                                                                            \
+    TEST(name)                                                                                                         \
+    {                                                                                                                  \
+        name##_with(assay_context_default(1));                                                                         \
+    }                                                                                                                  \
+    static void name##_with(assay_context ctx)
 
 /* Words by which ctest -L chooses the tests of this file, for CMake, which reads them here; what they mean stands in ci/test. */
 #define TEST_LABELS(...) _Static_assert(1, #__VA_ARGS__)

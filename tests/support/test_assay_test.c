@@ -1,6 +1,4 @@
 /* The assertion helpers are themselves checked: what they must reject, and what they must accept. */
-#include <math.h>
-#include <stdlib.h>
 
 #include "tests/support/assay_test.h"
 

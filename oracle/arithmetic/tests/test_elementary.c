@@ -2,8 +2,6 @@
 #include "oracle/arithmetic/elementary.h"
 
 #include <float.h>
-#include <math.h>
-#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "tests/support/assay_test.h"

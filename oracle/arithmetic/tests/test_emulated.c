@@ -4,9 +4,6 @@
 #include "oracle/arithmetic/emulated.h"
 
 #include <float.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "oracle/arithmetic/tests/matrices.h"
 #include "tests/support/assay_test.h"

@@ -1,8 +1,5 @@
 /* Accumulators that truncate or take blocks, and block-scaled operands: the emulated arithmetic against an independent kernel
  * (fp8_kernel.h). */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/arithmetic/tests/fp8_kernel.h"
@@ -333,7 +330,7 @@ TEST(test_zeros_and_what_is_no_number)
 }
 
 /* Other products than those of linear layers are in the profile's types, with float32 sums. */
-TEST(test_other_products_are_not_scaled)
+TEST_WITH_CONTEXT(test_other_products_are_not_scaled)
 {
     const assay_precision bf16 = {.name = "bf16", .storage = 0x1p-8 * ROOT_3RD, .accumulate = ASSAY_FLOAT32_RMS};
     OWNED_BY(product_free) product p = product_of(17, 19, 256, 0, 2, ASSAY_PRODUCT_OTHER);
@@ -344,7 +341,6 @@ TEST(test_other_products_are_not_scaled)
     memcpy(expected, p.c, (size_t)p.size * sizeof *expected);
     evaluate(&p, &assay_arithmetic_emulated, &scaled, 1);
     assert_same_bits(p.c, expected, p.size);
-    assay_context ctx = assay_context_default(1);
     ctx.arithmetic = &assay_arithmetic_emulated;
     ctx.emulation = &scaled;
     assay_round(&ctx, ASSAY_ROUND_ACCUMULATE, 1, &x);
@@ -389,7 +385,7 @@ TEST(test_no_steps_and_no_rows)
     }
 }
 
-TEST(test_threads_and_instruction_sets)
+TEST_WITH_CONTEXT(test_threads_and_instruction_sets)
 {
     OWNED_BY(product_free) product p = product_of(131, 137, 301, 1, 3, ASSAY_PRODUCT_LINEAR);
     const assay_emulation e = member(&fp8_precision, 21), other = member(&fp8_precision, 22);
@@ -397,7 +393,6 @@ TEST(test_threads_and_instruction_sets)
     assert_non_null(expected);
     evaluate(&p, &assay_arithmetic_emulated, &e, 1);
     memcpy(expected, p.c, (size_t)p.size * sizeof *expected);
-    assay_context ctx = assay_context_default(1);
     ctx.arithmetic = &assay_arithmetic_emulated;
     ctx.emulation = &e;
     for (int form = 0; test_next_context(&form, &ctx);) {
@@ -409,11 +404,10 @@ TEST(test_threads_and_instruction_sets)
     assert_true(memcmp(p.c, expected, (size_t)p.size * sizeof *expected) != 0);
 }
 
-TEST(test_failing_allocations)
+TEST_WITH_CONTEXT(test_failing_allocations)
 {
     OWNED_BY(product_free) product p = product_of(3, 5, 257, 0, 0, ASSAY_PRODUCT_LINEAR);
     const assay_emulation e = member(&fp8_precision, 1);
-    assay_context ctx = assay_context_default(1);
     ctx.arithmetic = &assay_arithmetic_emulated;
     ctx.emulation = &e;
     int64_t failures = 0;

@@ -1,6 +1,5 @@
 /* The loops of the emulated arithmetic: the same bits with every instruction set, and numbers of the grid are known. */
 #include <float.h>
-#include <math.h>
 
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/arithmetic/emulated_loops.h"

@@ -3,9 +3,6 @@
 
 #include <float.h>
 #include <inttypes.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "oracle/arithmetic/tests/matrices.h"
 #include "tests/support/assay_test.h"
@@ -305,9 +302,8 @@ TEST(test_blas_agrees_with_the_reference)
     }
 }
 
-TEST(test_blas_refuses_what_its_integers_cannot_hold)
+TEST_WITH_CONTEXT(test_blas_refuses_what_its_integers_cannot_hold)
 {
-    assay_context ctx = assay_context_default(1);
     double x[1] = {3};
     ctx.arithmetic = &assay_arithmetic_blas;
     assay_matmul_args args = assay_product_atb(x, x, x, 1, 1, 2);
@@ -325,13 +321,12 @@ void *__wrap_dlopen(const char *name, int flags)
     return __real_dlopen(other_library != NULL ? other_library : name, flags);
 }
 
-TEST(test_blas_says_that_its_library_is_missing)
+TEST_WITH_CONTEXT(test_blas_says_that_its_library_is_missing)
 {
     static const struct {
         const char *library, *said;
     } rows[] = {{"libopenblas-that-is-not-there.so.0", "libopenblas-that-is-not-there.so.0: cannot open"},
                 {"libm.so.6", "undefined symbol"}};
-    assay_context ctx = assay_context_default(1);
     double c = 3, a = 1;
     const assay_matmul_args args = assay_product_ab(&c, &a, &a, 1, 1, 1);
     ctx.arithmetic = &assay_arithmetic_blas;

@@ -2,9 +2,6 @@
 #include "oracle/arithmetic/matmul_float32.h"
 
 #include <inttypes.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "oracle/arithmetic/tests/matrices.h"
 #include "tests/support/assay_test.h"
@@ -165,10 +162,9 @@ TEST(test_what_is_not_finite)
     }
 }
 
-TEST(test_no_memory)
+TEST_WITH_CONTEXT(test_no_memory)
 {
     OWNED_BY(product_free) product p = make(37, 51, 29, 0, 0);
-    assay_context ctx = assay_context_default(1);
     tally t = {.product = &p, .start = 3, .told = calloc((size_t)p.x.c_size, sizeof *t.told)};
     const assay_chains chains = {.start = 3, .ended = count_elements, .self = &t};
     int64_t n = 0;

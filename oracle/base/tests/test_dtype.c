@@ -1,7 +1,4 @@
 #include <float.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "oracle/base/dtype_kernels.h"
 #include "tests/support/assay_test.h"

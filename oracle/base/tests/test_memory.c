@@ -1,14 +1,10 @@
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 
 #include "oracle/base/memory.h"
 #include "tests/support/assay_test.h"
 
-TEST(counts_are_products)
+TEST_WITH_CONTEXT(counts_are_products)
 {
-    assay_context ctx = {.threads = 1};
     int64_t count = -1;
     assert_ok(&ctx, assay_checked_count(&ctx, "x", 3, (int64_t[]){2, 3, 5}, &count));
     assert_int_equal(count, 30);
@@ -22,9 +18,8 @@ TEST(counts_are_products)
     assert_true(count == INT64_MAX / 16);
 }
 
-TEST(impossible_counts_are_refused)
+TEST_WITH_CONTEXT(impossible_counts_are_refused)
 {
-    assay_context ctx = {.threads = 1};
     int64_t count = 5;
     assert_int_equal(assay_checked_count(&ctx, "wi_0", 2, (int64_t[]){4, -1}, &count), ASSAY_BAD_INPUT);
     assert_string_equal(ctx.message, "wi_0: dimension 1 is -1, expected 0 or more");
@@ -40,9 +35,8 @@ TEST(impossible_counts_are_refused)
     }
 }
 
-TEST(memory_is_aligned_and_may_be_empty)
+TEST_WITH_CONTEXT(memory_is_aligned_and_may_be_empty)
 {
-    assay_context ctx = {.threads = 1};
     const int64_t counts[] = {0, 1, 7, 8, 1000, 6000};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         OWNED double *f64 = NULL;
@@ -66,9 +60,8 @@ TEST(memory_is_aligned_and_may_be_empty)
     }
 }
 
-TEST(impossible_allocations_are_refused)
+TEST_WITH_CONTEXT(impossible_allocations_are_refused)
 {
-    assay_context ctx = {.threads = 1};
     const int64_t counts[] = {-1, INT64_MIN, INT64_MAX, INT64_MAX / 8};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         double *x = (double *)1;
@@ -78,9 +71,8 @@ TEST(impossible_allocations_are_refused)
     }
 }
 
-TEST(a_failing_allocation_is_reported)
+TEST_WITH_CONTEXT(a_failing_allocation_is_reported)
 {
-    assay_context ctx = {.threads = 1};
     double *f64 = (double *)1;
     assay_fail_allocation(0);
     assert_int_equal(assay_alloc_f64(&ctx, "dwo", 10, &f64), ASSAY_NO_MEMORY);
@@ -95,9 +87,8 @@ TEST(a_failing_allocation_is_reported)
     assert_null(i32);
 }
 
-TEST(more_than_there_is_is_refused)
+TEST_WITH_CONTEXT(more_than_there_is_is_refused)
 {
-    assay_context ctx = {.threads = 1};
     int64_t available = assay_memory_available();
     assert_true(available > 0 && available < INT64_C(1) << 60);
     assert_ok(&ctx, assay_require_memory(&ctx, "case", 0));

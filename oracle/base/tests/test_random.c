@@ -1,7 +1,3 @@
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include <Random123/philox.h>
 
 #include "oracle/base/random.h"

@@ -1,7 +1,3 @@
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "oracle/base/random.h"
 #include "tests/support/assay_test.h"
 

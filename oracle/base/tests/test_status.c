@@ -1,5 +1,3 @@
-#include <string.h>
-
 #include "oracle/base/status.h"
 #include "tests/support/assay_test.h"
 
@@ -13,16 +11,14 @@ TEST(every_status_has_its_text)
     assert_string_equal(assay_status_text((assay_status)99), "unknown status");
 }
 
-TEST(fail_returns_the_status_and_keeps_the_message)
+TEST_WITH_CONTEXT(fail_returns_the_status_and_keeps_the_message)
 {
-    assay_context ctx = {.threads = 1};
     assert_int_equal(assay_fail(&ctx, ASSAY_IO, "%s has %d rows, expected %d", "x", 3, 4), ASSAY_IO);
     assert_string_equal(ctx.message, "x has 3 rows, expected 4");
 }
 
-TEST(a_long_message_is_cut_short)
+TEST_WITH_CONTEXT(a_long_message_is_cut_short)
 {
-    assay_context ctx = {.threads = 1};
     char long_text[2 * ASSAY_MESSAGE_SIZE];
     memset(long_text, 'a', sizeof long_text);
     long_text[sizeof long_text - 1] = '\0';

@@ -1,5 +1,3 @@
-#include <string.h>
-
 #include "oracle/base/tensor.h"
 #include "tests/support/assay_test.h"
 

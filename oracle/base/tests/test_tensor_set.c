@@ -1,5 +1,3 @@
-#include <stdio.h>
-
 #include "oracle/base/tensor_set.h"
 #include "tests/support/assay_test.h"
 
@@ -29,9 +27,8 @@ static void expect_bad_input(const assay_context *ctx, assay_status status, cons
     assert_string_equal(ctx->message, message);
 }
 
-TEST(slices_follow_each_other)
+TEST_WITH_CONTEXT(slices_follow_each_other)
 {
-    assay_context ctx = {.threads = 1};
     assay_tensor_set set = set_of(&ctx, 2, (const assay_tensor_spec *[]){&x, &ids});
     const assay_sink sink = assay_tensor_set_sink(&set);
     const assay_source source = assay_tensor_set_source(&set);
@@ -54,9 +51,8 @@ TEST(slices_follow_each_other)
     assert_int_equal(set.count, 0);
 }
 
-TEST(more_elements_than_the_shape_are_refused_and_not_written)
+TEST_WITH_CONTEXT(more_elements_than_the_shape_are_refused_and_not_written)
 {
-    assay_context ctx = {.threads = 1};
     OWNED_BY(assay_tensor_set_free) assay_tensor_set set = set_of(&ctx, 2, (const assay_tensor_spec *[]){&w, &ids});
     const assay_sink sink = assay_tensor_set_sink(&set);
     expect_refusal(&ctx, sink.write(&ctx, sink.self, "weights/w", 4, six),
@@ -66,9 +62,8 @@ TEST(more_elements_than_the_shape_are_refused_and_not_written)
     assert_ok(&ctx, sink.write(&ctx, sink.self, "weights/w", 3, six));
 }
 
-TEST(an_incomplete_tensor_is_not_given)
+TEST_WITH_CONTEXT(an_incomplete_tensor_is_not_given)
 {
-    assay_context ctx = {.threads = 1};
     OWNED_BY(assay_tensor_set_free) assay_tensor_set set = set_of(&ctx, 2, (const assay_tensor_spec *[]){&w, &x});
     const assay_sink sink = assay_tensor_set_sink(&set);
     const assay_source source = assay_tensor_set_source(&set);
@@ -95,9 +90,8 @@ TEST(an_incomplete_tensor_is_not_given)
     assert_same_bits(back, six + 1, 3);
 }
 
-TEST(unknown_paths_and_other_types_are_refused)
+TEST_WITH_CONTEXT(unknown_paths_and_other_types_are_refused)
 {
-    assay_context ctx = {.threads = 1};
     assay_tensor_set set = set_of(&ctx, 2, (const assay_tensor_spec *[]){&w, &ids}), none = {0};
     const assay_sink sink = assay_tensor_set_sink(&set);
     const assay_source source = assay_tensor_set_source(&set);
@@ -121,10 +115,9 @@ TEST(unknown_paths_and_other_types_are_refused)
     assay_tensor_set_free(&set);
 }
 
-TEST(many_tensors_are_found_and_stay_in_order)
+TEST_WITH_CONTEXT(many_tensors_are_found_and_stay_in_order)
 {
     enum { MANY = 300 };
-    assay_context ctx = {.threads = 1};
     OWNED_BY(assay_tensor_set_free) assay_tensor_set set = {0};
     assay_tensor_spec spec = {.type = ASSAY_FLOAT64, .shape = {0}};
     const double *first = NULL;
@@ -146,12 +139,10 @@ TEST(many_tensors_are_found_and_stay_in_order)
     assert_null(assay_tensor_set_find(&set, "weights/layers/300/w"));
 }
 
-TEST(a_copy_has_elements_of_its_own)
+TEST_WITH_CONTEXT(a_copy_has_elements_of_its_own)
 {
-    assay_context ctx = {.threads = 1};
     OWNED_BY(assay_tensor_set_free)
-    assay_tensor_set set = set_of(&ctx, 2, (const assay_tensor_spec *[]){&w, &ids}),
-                     copy = {0}, read = {0};
+    assay_tensor_set set = set_of(&ctx, 2, (const assay_tensor_spec *[]){&w, &ids}), copy = {0}, read = {0};
     const assay_sink sink = assay_tensor_set_sink(&set);
     const assay_source source = assay_tensor_set_source(&set);
     assert_ok(&ctx, sink.write(&ctx, sink.self, "weights/w", 2, six));
@@ -168,9 +159,8 @@ TEST(a_copy_has_elements_of_its_own)
     assert_int_equal(assay_tensor_set_read(&ctx, &read, &w, &source), ASSAY_INTERNAL); /* not complete there */
 }
 
-TEST(an_overlay_gives_what_it_has_before_the_rest)
+TEST_WITH_CONTEXT(an_overlay_gives_what_it_has_before_the_rest)
 {
-    assay_context ctx = {.threads = 1};
     OWNED_BY(assay_tensor_set_free) assay_tensor_set over = set_of(&ctx, 2, (const assay_tensor_spec *[]){&w, &x});
     OWNED_BY(assay_tensor_set_free)
     assay_tensor_set under = set_of(&ctx, 3, (const assay_tensor_spec *[]){&w, &x, &ids});
@@ -198,9 +188,8 @@ TEST(an_overlay_gives_what_it_has_before_the_rest)
     expect_bad_input(&ctx, both.read(&ctx, both.self, "outputs/y", 0, 1, back), "outputs/y is not there");
 }
 
-TEST(a_tee_gives_each_what_it_wants)
+TEST_WITH_CONTEXT(a_tee_gives_each_what_it_wants)
 {
-    assay_context ctx = {.threads = 1};
     OWNED_BY(assay_tensor_set_free) assay_tensor_set first = set_of(&ctx, 2, (const assay_tensor_spec *[]){&w, &ids});
     OWNED_BY(assay_tensor_set_free) assay_tensor_set second = set_of(&ctx, 2, (const assay_tensor_spec *[]){&w, &x});
     assay_tee tee = {assay_tensor_set_sink(&first), assay_tensor_set_sink(&second)};
@@ -221,9 +210,8 @@ TEST(a_tee_gives_each_what_it_wants)
     assert_int_equal(second.items[0].written, 0);
 }
 
-TEST(no_memory)
+TEST_WITH_CONTEXT(no_memory)
 {
-    assay_context ctx = {.threads = 1};
     int64_t n = 0;
     for (;; n++) {
         assay_tensor_set set = {0}, copy = {0};
@@ -247,9 +235,8 @@ TEST(no_memory)
     assert_true(n >= 18);
 }
 
-TEST(a_size_that_does_not_fit_is_refused)
+TEST_WITH_CONTEXT(a_size_that_does_not_fit_is_refused)
 {
-    assay_context ctx = {.threads = 1};
     OWNED_BY(assay_tensor_set_free) assay_tensor_set set = {0};
     const assay_tensor_spec large = {
         .path = "weights/w", .type = ASSAY_FLOAT64, .shape = {2, {INT64_C(1) << 40, INT64_C(1) << 40}}};

@@ -1,9 +1,5 @@
 #include "oracle/blocks/tests/block_problem.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 static const int32_t segments[] = {1, 1, 2, 0, 2, 1, 2, 0, 3, 3, 3, 0, 0, 0};
 enum { SEGMENTS = sizeof segments / sizeof *segments };
 

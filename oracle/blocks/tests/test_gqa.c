@@ -1,10 +1,6 @@
 /* Grouped-query attention, as every block is; harness/tests/test_certified.c has it against the second form. */
 #include "oracle/blocks/gqa.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "oracle/blocks/tests/block_problem.h"
 
 /* Several blocks of a product and of attention, sizes that no block divides, and everything on. */
@@ -72,7 +68,7 @@ TEST(test_intermediates_lie_on_the_grid)
     block_check_grid(&g);
 }
 
-TEST(test_refusals)
+TEST_WITH_CONTEXT(test_refusals)
 {
     static const struct {
         const char *words;
@@ -88,7 +84,6 @@ TEST(test_refusals)
         {"head_dim is 0, expected 1 or more", offsetof(assay_gqa_config, head_dim), 0},
         {"inputs/x: ", offsetof(assay_gqa_config, emb_dim), INT64_MAX / 2},
     };
-    assay_context ctx = assay_context_default(1);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         assay_gqa_config config = EVERYTHING;
         *(int64_t *)(void *)((char *)&config + rows[i].offset) = rows[i].value;

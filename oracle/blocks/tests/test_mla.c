@@ -2,11 +2,6 @@
  * harness/tests/test_certified.c has it against the second form. */
 #include "oracle/blocks/mla.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "oracle/blocks/tests/block_problem.h"
 #include "oracle/ops/quantised_spread.h"
 #include "tests/support/test_tensors.h"
@@ -285,11 +280,10 @@ TEST(test_emulated_runs_move_what_a_recipe_quantises)
 }
 
 /* A run stage by stage goes on from what is staged for them: here from 0, so that nothing comes to what lies behind. */
-TEST(test_gradients_that_are_quantised_are_shown)
+TEST_WITH_CONTEXT(test_gradients_that_are_quantised_are_shown)
 {
     static const char *const wanted[] = {"checkpoints/*_gradient", NULL}, *const nothing[] = {NULL};
     static const char *const names[] = {"q_gradient", "query_wa_proj_gradient", "kv_gradient", "kv_wa_proj_gradient"};
-    assay_context ctx = assay_context_default(1);
     const assay_mla_config config = by_recipe("fp8_full");
     test_tensors staged = {0}, shown = {.wanted = wanted}, none = {.wanted = nothing};
     const assay_source in = test_tensors_source(&staged);
@@ -363,7 +357,7 @@ TEST(test_sizes_are_refused)
     }
 }
 
-TEST(test_other_refusals)
+TEST_WITH_CONTEXT(test_other_refusals)
 {
     enum { BAD = 8 };
     static const char *const messages[BAD] = {
@@ -376,7 +370,6 @@ TEST(test_other_refusals)
         "wq_a/kernel, wkv_a/kernel: its size",
         "wq_b/kernel, wkv_b/kernel: its size",
     };
-    assay_context ctx = assay_context_default(1);
     assay_mla_config good = samples[0].config, bad[BAD];
     for (int i = 0; i < BAD; i++) bad[i] = good;
     bad[0].epsilon = -1e-6;

@@ -1,9 +1,5 @@
 #include "oracle/blocks/mlp.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "oracle/blocks/tests/block_problem.h"
 
 TEST_LABELS(threads);

@@ -1,7 +1,4 @@
 /* The walker, on a small graph with kinds of steps that tell what was asked of them; and what it says of a graph's costs. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/graph/graph_kind.h"
@@ -111,9 +108,8 @@ static double gradient_of_three(assay_context *ctx, const double factors[3], boo
     return dx;
 }
 
-TEST(test_gradients_add_up_in_the_order_of_steps)
+TEST_WITH_CONTEXT(test_gradients_add_up_in_the_order_of_steps)
 {
-    assay_context ctx = assay_context_default(1);
     assert_true(gradient_of_three(&ctx, (double[]){0x1p-53, 1, -1}, true) == 0);
     assert_true(gradient_of_three(&ctx, (double[]){-1, 1, 0x1p-53}, true) == 0x1p-53);
     assert_true(gradient_of_three(&ctx, (double[]){1, 0x1p-53, -1}, false) == 0);
@@ -242,9 +238,8 @@ static void assert_same_gradients(const example *e, const example *expected)
     for (int i = 0; i <= WEIGHTS; i++) assert_same_bits(e->gradients[i], expected->gradients[i], count_at(e, i));
 }
 
-TEST(test_what_has_no_name_is_computed_again)
+TEST_WITH_CONTEXT(test_what_has_no_name_is_computed_again)
 {
-    assay_context ctx = assay_context_default(1);
     example e, again;
     open_example(&e);
     open_example(&again);
@@ -264,9 +259,8 @@ TEST(test_what_has_no_name_is_computed_again)
     close_example(&again);
 }
 
-TEST(test_what_is_there_is_not_computed_and_what_is_lent_stays)
+TEST_WITH_CONTEXT(test_what_is_there_is_not_computed_and_what_is_lent_stays)
 {
-    assay_context ctx = assay_context_default(1);
     double given[ROWS * HALF];
     example e;
     open_example(&e);
@@ -287,9 +281,8 @@ TEST(test_what_is_there_is_not_computed_and_what_is_lent_stays)
     close_example(&e);
 }
 
-TEST(test_rooms_are_written_in_place)
+TEST_WITH_CONTEXT(test_rooms_are_written_in_place)
 {
-    assay_context ctx = assay_context_default(1);
     double sum[ROWS * HALF], y[ROWS * DIM], dsum[ROWS * HALF];
     example e, own;
     open_example(&e);
@@ -320,9 +313,8 @@ TEST(test_rooms_are_written_in_place)
 }
 
 /* Each gets its own columns of one gradient; where one of them has no gradient they are 0. */
-TEST(test_columns_are_read_in_parts)
+TEST_WITH_CONTEXT(test_columns_are_read_in_parts)
 {
-    assay_context ctx = assay_context_default(1);
     double dup[ROWS][2 * HALF], dleft[ROWS][HALF], dright[ROWS][HALF];
     example e;
     open_example(&e);
@@ -345,9 +337,8 @@ TEST(test_columns_are_read_in_parts)
     close_example(&e);
 }
 
-TEST(test_gradients_that_nobody_wants_are_skipped)
+TEST_WITH_CONTEXT(test_gradients_that_nobody_wants_are_skipped)
 {
-    assay_context ctx = assay_context_default(1);
     example all, e;
     open_example(&all);
     open_example(&e);
@@ -382,9 +373,8 @@ TEST(test_gradients_that_nobody_wants_are_skipped)
     assert_true(dx == 2);
 }
 
-TEST(test_checkpoints_are_written_and_staged)
+TEST_WITH_CONTEXT(test_checkpoints_are_written_and_staged)
 {
-    assay_context ctx = assay_context_default(1);
     test_tensors staged = {0}, shown = {0};
     const assay_source in = test_tensors_source(&staged);
     const assay_sink out = test_tensors_sink(&shown);
@@ -409,9 +399,8 @@ TEST(test_checkpoints_are_written_and_staged)
 }
 
 /* With checkpoints that stay, and with all computed again. */
-TEST(test_every_allocation_may_fail)
+TEST_WITH_CONTEXT(test_every_allocation_may_fail)
 {
-    assay_context ctx = assay_context_default(1);
     example e, expected;
     open_example(&e);
     open_example(&expected);
@@ -437,10 +426,9 @@ TEST(test_every_allocation_may_fail)
 
 /* --- costs --- */
 
-TEST(test_operations_by_hand)
+TEST_WITH_CONTEXT(test_operations_by_hand)
 {
     const double up = 2 * ROWS * DIM * 2 * HALF, product = 2 * ROWS * HALF * HALF, down = 2 * ROWS * HALF * DIM;
-    assay_context ctx = assay_context_default(1);
     test_operations operations = {.count = 0};
     example e;
     open_example(&e);

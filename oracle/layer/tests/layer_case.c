@@ -1,9 +1,6 @@
 #include "oracle/layer/tests/layer_case.h"
 
 #include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "oracle/layer/layer_internal.h"
 #include "tests/support/assay_test.h"

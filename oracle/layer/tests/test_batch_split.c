@@ -1,9 +1,5 @@
 /* The batch-split schedule against layer after layer; its report, what is not wanted, missing or given. Numbers of its
  * functions are certified. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/arithmetic/emulated.h"
@@ -101,9 +97,8 @@ static bool wants_no_gradient(void *self, const char *path)
 }
 
 /* Without backward nothing is kept, and there are fewer events. */
-TEST(forward_alone)
+TEST_WITH_CONTEXT(forward_alone)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(layer_case_free) layer_case plain = split_case_plain(4, 0, 4, 3);
     layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 2}}, 2);
     test_tensors with = {0}, without = {0};
@@ -218,9 +213,8 @@ static assay_status run_status(assay_context *ctx, const layer_case *c)
 }
 
 /* The source's choice replaces the router's: layer after layer's with the same. */
-TEST(a_given_choice)
+TEST_WITH_CONTEXT(a_given_choice)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(layer_case_free) layer_case plain = split_case_plain(4, 0, 4, 3);
     layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 2}}, 2);
     test_tensors expected = {0}, found = {0};
@@ -237,10 +231,9 @@ TEST(a_given_choice)
     assay_tensor_set_free(&found.set);
 }
 
-TEST(missing_and_foreign_weights_are_refused)
+TEST_WITH_CONTEXT(missing_and_foreign_weights_are_refused)
 {
     static const char *const foreign[] = {"wi_0_bias", "wi_1_bias", "wo_bias", "per_expert_scale"};
-    assay_context ctx = assay_context_default(1);
     layer_case plain = split_case_plain(4, 0, 2, 1);
     OWNED_BY(layer_case_free) layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 1}}, 2);
     for (int i = 0; i < 4; i++) {

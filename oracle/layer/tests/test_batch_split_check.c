@@ -1,5 +1,4 @@
 /* What the batch-split schedule refuses; its sizes, and the batch in microbatches. */
-#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/layer/batch_split_internal.h"
@@ -59,9 +58,8 @@ static void refuse(assay_stack_config *c, const assay_stack_config *good, const 
     *c = *good;
 }
 
-TEST(what_it_lacks_is_refused)
+TEST_WITH_CONTEXT(what_it_lacks_is_refused)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(layer_case_free) layer_case plain = split_case_plain(4, 0, 8, 2);
     const assay_stack_config good = split_case_of(&plain, (assay_mesh){{1, 2, 2}}, 2).config;
     assay_stack_config c = good;
@@ -141,9 +139,8 @@ TEST(what_it_lacks_is_refused)
     refuse(&c, &good, "mesh.mlp_tensor=1");
 }
 
-TEST(segments_are_refused)
+TEST_WITH_CONTEXT(segments_are_refused)
 {
-    assay_context ctx = assay_context_default(1);
     layer_case plain = split_case_plain(4, 0, 2, 1);
     layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 1}}, 2);
     int32_t *segments = test_tensors_add_i32(&split.in, "inputs/segment_ids", 2);

@@ -1,8 +1,5 @@
 /* The table of functions of the batch-split module, and calls of them by tensors: what is quantised is shown and
  * moved, what reaches nothing, what a call refuses. Their numbers are certified. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/arithmetic/emulated.h"
@@ -255,7 +252,7 @@ TEST(operations_are_those_of_remat)
     assert_true(found > 0 && assay_batch_split_model(&config.stack).operations_recomputed == found);
 }
 
-TEST(masks_of_groups)
+TEST_WITH_CONTEXT(masks_of_groups)
 {
     /* sums of the two largest of each pair: 5 4 4 6; the first of the equal ones; 2 tokens */
     static const double logits[] = {1, 4, 2, 2, 4, 0, 3, 3, -1, -2, -9, 9, 0, 0, -3, -4};
@@ -267,7 +264,6 @@ TEST(masks_of_groups)
                  {4, 3, ASSAY_GROUP_TOP2_SUM, "1111001111111100"},  {4, 4, ASSAY_GROUP_TOP2_SUM, "1111111111111111"},
                  {-1, 4, ASSAY_GROUP_TOP2_SUM, "1111111111111111"}, {2, 1, ASSAY_GROUP_TOP2_SUM, "0000111111110000"},
                  {8, 2, ASSAY_GROUP_TOP2_SUM, "0100100000011000"}};
-    assay_context ctx = assay_context_default(1);
     for (size_t row = 0; row < sizeof table / sizeof *table; row++) {
         const assay_routing_config config = {.num_experts = 8,
                                              .n_routing_groups = table[row].groups,
@@ -280,11 +276,10 @@ TEST(masks_of_groups)
     }
 }
 
-TEST(bad_input_is_refused)
+TEST_WITH_CONTEXT(bad_input_is_refused)
 {
     assay_function_config config = config_of(assay_batch_split_function_of("extract_layer_weights"));
     assay_function_tensors tensors;
-    assay_context ctx = assay_context_default(1);
     test_tensors in = {0}, out = {0};
     assay_function_tensors_of(&config, &tensors);
     fill(&config, &tensors, &in);

@@ -1,7 +1,5 @@
 /* What the batch-split schedule holds in memory, and what it leaves to the spill file. */
 #include <malloc.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/layer/tests/layer_case.h"
@@ -124,9 +122,8 @@ TEST(weights_of_two_layers_at_a_time)
     assert_true((double)peaks[1][1] < (double)peaks[0][1] + 0.1 * layer);
 }
 
-TEST(residuals_are_offloaded)
+TEST_WITH_CONTEXT(residuals_are_offloaded)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(layer_case_free) layer_case c = wide_case(4, 2);
     test_tensors out = {0};
     const assay_source in = test_tensors_source(&c.in);

@@ -1,8 +1,5 @@
 /* Layers and stacks: what must be the same however it is computed, refusals. Numbers are certified: the cases
  * deepseek_layer, deepseek_stack, decoder_layer and decoder_stack, with segments, windows and losses. */
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/layer/tests/layer_case.h"
@@ -53,7 +50,7 @@ TEST(test_engines)
 }
 
 /* Less asked for, the same numbers; nothing differentiated, nothing kept. */
-TEST(test_wanted)
+TEST_WITH_CONTEXT(test_wanted)
 {
     static const char *const outputs[] = {"outputs/*", "remat/*", NULL};
     static const char *const one[] = {"gradients/weights/layers/1/moe/gate/bias", "remat/*", NULL};
@@ -61,7 +58,6 @@ TEST(test_wanted)
     static const char *const gate[] = {"gradients/weights/layers/1/moe/shared_expert_gate/kernel", NULL};
     static const char *const *const lists[] = {outputs, one, other, gate};
     static const int counts[] = {1, 4, 1, 1};
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(layer_case_free) layer_case c = layer_case_make(2, 1, 1, 5);
     test_tensors whole = {0};
     c.config.moe.shared_gate = true;

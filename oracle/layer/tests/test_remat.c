@@ -1,9 +1,6 @@
 /* Policies from their texts, and the store from forward to backward. */
 #include <dirent.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -20,7 +17,7 @@ static void default_texts(const char *texts[ASSAY_REMAT_NAMES])
 
 /* MaxText's lists (layers/decoders.py get_remat_policy, utils/maxtext_utils.py get_save_and_offload_names); a routed
  * tensor has a plain name too. */
-TEST(test_presets)
+TEST_WITH_CONTEXT(test_presets)
 {
 #define QKV " query_proj key_proj value_proj qkv_proj "
 #define WI " mlpwi mlpwi_0 mlpwi_1 moe_mlpwi moe_mlpwi_0 moe_mlpwi_1 "
@@ -40,7 +37,6 @@ TEST(test_presets)
                    {"qkv_proj_offloaded", ASSAY_OFFLOAD, " query_proj key_proj value_proj "},
                    {"save_out_proj", ASSAY_DEVICE, " out_proj "},
                    {"custom", ASSAY_REMAT, ""}};
-    assay_context ctx = assay_context_default(1);
     const char *texts[ASSAY_REMAT_NAMES];
     default_texts(texts);
     for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {
@@ -70,9 +66,8 @@ TEST(test_context)
 }
 
 /* The routed tensors follow the plain names until they have a policy of their own. */
-TEST(test_names)
+TEST_WITH_CONTEXT(test_names)
 {
-    assay_context ctx = assay_context_default(1);
     assay_remat_policy policy;
     const char *texts[ASSAY_REMAT_NAMES];
     default_texts(texts);
@@ -148,9 +143,8 @@ static void assert_taken(assay_context *ctx, assay_remat_store *store, int64_t l
     free(expected);
 }
 
-TEST(test_store)
+TEST_WITH_CONTEXT(test_store)
 {
-    assay_context ctx = assay_context_default(1);
     const assay_remat_policy policy = three_policies();
     assay_remat_store *store = NULL;
     double *values = NULL;
@@ -189,10 +183,9 @@ static int entries(const char *folder)
 }
 
 /* The spill file has no name at any time, so nothing can be left of it. */
-TEST(test_spill_file)
+TEST_WITH_CONTEXT(test_spill_file)
 {
     char folder[] = "/tmp/assay-remat-XXXXXX";
-    assay_context ctx = assay_context_default(1);
     const assay_remat_policy policy = three_policies();
     assay_remat_store *store = NULL;
     assert_non_null(mkdtemp(folder));
@@ -213,9 +206,8 @@ TEST(test_spill_file)
 }
 
 /* No room: an error, not a signal and not a short file. */
-TEST(test_full_disk)
+TEST_WITH_CONTEXT(test_full_disk)
 {
-    assay_context ctx = assay_context_default(1);
     const assay_remat_policy policy = three_policies();
     assay_remat_store *store = NULL;
     struct rlimit before, small;

@@ -74,10 +74,9 @@ TEST(test_same_bits)
 }
 
 /* The other forms of MoE blocks, each with everything kept and with everything offloaded. */
-TEST(test_forms)
+TEST_WITH_CONTEXT(test_forms)
 {
     static const assay_moe_path paths[] = {ASSAY_MOE_DENSE, ASSAY_MOE_DROPPING};
-    assay_context ctx = assay_context_default(1);
     for (int path = 0; path < 2; path++) {
         OWNED_BY(layer_case_free) layer_case c = four_layers();
         test_tensors expected = {0};
@@ -124,7 +123,7 @@ static const struct {
 };
 
 /* What each name alone keeps, and what keeping it spares. Multiply-adds of one layer, times 2. */
-TEST(test_report)
+TEST_WITH_CONTEXT(test_report)
 {
     static const struct {
         int name;
@@ -141,7 +140,6 @@ TEST(test_report)
         {ASSAY_REMAT_MOE_MLPWI_1, 0, TOKENS * 2 * 8 * 5},
         {ASSAY_REMAT_MOE_MLPWO, 0, TOKENS * 2 * 8 * 5},
     };
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(layer_case_free) layer_case c = four_layers();
     const assay_remat_policy full = c.config.policy;
     assay_remat_report none, one;

@@ -1,6 +1,4 @@
 /* The order of events: of a run, literally; what the checker must not let pass; the trace. */
-#include <stdio.h>
-#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/layer/schedule_groups.h"
@@ -101,9 +99,8 @@ static assay_status check(assay_context *ctx, const list *l, const assay_schedul
     return assay_schedule_check(ctx, l->events[0].values, l->count, dims);
 }
 
-TEST(a_run_has_these_events)
+TEST_WITH_CONTEXT(a_run_has_these_events)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(layer_case_free) layer_case c = split_case_small(4, 0, 2);
     test_tensors out = {0};
     layer_case_run(&ctx, &c, &out);
@@ -149,9 +146,8 @@ static void exchange(const assay_tensor *events, int pass, int stage)
 }
 
 /* With three microbatches two are unrouted within the layer, one after the other. */
-TEST(three_microbatches)
+TEST_WITH_CONTEXT(three_microbatches)
 {
-    assay_context ctx = assay_context_default(1);
     const assay_schedule_dims dims = {.first_layer = 0, .layers = 4, .factor = 3, .backward = true};
     OWNED_BY(layer_case_free) layer_case c = split_case_small(4, 0, 3);
     test_tensors out = {0};
@@ -178,9 +174,8 @@ TEST(the_count_is_known_beforehand)
 }
 
 /* Without backward there are no offloads, and nothing of backward. */
-TEST(forward_alone)
+TEST_WITH_CONTEXT(forward_alone)
 {
-    assay_context ctx = assay_context_default(1);
     assay_schedule_dims dims = four_dims;
     list l = valid();
     dims.backward = false;
@@ -194,9 +189,8 @@ TEST(forward_alone)
     assert_ok(&ctx, check(&ctx, &l, &dims));
 }
 
-TEST(a_missing_or_repeated_event_is_refused)
+TEST_WITH_CONTEXT(a_missing_or_repeated_event_is_refused)
 {
-    assay_context ctx = assay_context_default(1);
     for (int i = 0; i < EVENTS; i++) {
         list l = valid();
         const one_event event = l.events[i];
@@ -209,7 +203,7 @@ TEST(a_missing_or_repeated_event_is_refused)
     }
 }
 
-TEST(an_event_of_no_such_schedule_is_refused)
+TEST_WITH_CONTEXT(an_event_of_no_such_schedule_is_refused)
 {
     static const one_event table[] = {
         {{0, ASSAY_STAGE_FETCH, 0, -1}},
@@ -226,7 +220,6 @@ TEST(an_event_of_no_such_schedule_is_refused)
         {{0, ASSAY_STAGE_ROUTE_BWD, 0, 0}},
         {{0, ASSAY_STAGE_GATHER_WEIGHTS, 0, 0}},
     };
-    assay_context ctx = assay_context_default(1);
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         list l = valid();
         put_in(&l, 5, table[i]);
@@ -243,7 +236,7 @@ TEST(an_event_of_no_such_schedule_is_refused)
 }
 
 /* An event moved right before or behind another: which rule it breaks. */
-TEST(a_wrong_order_is_refused)
+TEST_WITH_CONTEXT(a_wrong_order_is_refused)
 {
     static const struct {
         const char *event, *where, *other, *message;
@@ -306,7 +299,6 @@ TEST(a_wrong_order_is_refused)
          "unroute of layer 3, microbatch 1 comes after the start of backward"},
         {"f gather_weights 0", "behind", "b insert_layer_ws_grad 0", "comes after the start of backward"},
     };
-    assay_context ctx = assay_context_default(1);
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         list l = valid();
         take_out(&l, find(&l, table[i].event));
@@ -355,9 +347,8 @@ TEST(a_trace_of_nothing_and_of_strangers)
     }
 }
 
-TEST(no_memory)
+TEST_WITH_CONTEXT(no_memory)
 {
-    assay_context ctx = assay_context_default(1);
     assay_schedule schedule = {0};
     const list l = valid();
     assay_fail_allocation(0);

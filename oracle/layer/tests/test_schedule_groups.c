@@ -1,5 +1,4 @@
 /* Ids of scheduling groups as MaxText's scan has them, literally; barriers between events; what the checks refuse. */
-#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/layer/schedule_groups.h"
@@ -172,9 +171,8 @@ TEST(runs_pass)
 }
 
 /* Two events change places with their groups; an id of another stage, of none, or none at all is refused. */
-TEST(groups_go_with_their_events)
+TEST_WITH_CONTEXT(groups_go_with_their_events)
 {
-    assay_context ctx = assay_context_default(1);
     schedule_case s = run_of(4, 0, 2);
     const int gather = find(&s, 1, ASSAY_STAGE_GATHER_WEIGHTS, 0, -1);
     const int scatter = find(&s, 1, ASSAY_STAGE_REDUCE_SCATTER_WS_GRAD, 1, -1);
@@ -192,9 +190,8 @@ TEST(groups_go_with_their_events)
                      "expected -1 (none)");
 }
 
-TEST(barriers_in_any_order)
+TEST_WITH_CONTEXT(barriers_in_any_order)
 {
-    assay_context ctx = assay_context_default(1);
     schedule_case s = run_of(4, 0, 2);
     for (int64_t i = 0; i < s.barrier_count / 2; i++)
         exchange(s.barriers, i, s.barrier_count - 1 - i, ASSAY_BARRIER_FIELDS);
@@ -202,9 +199,8 @@ TEST(barriers_in_any_order)
 }
 
 /* Neither end moves across; an event that no barrier is about goes where it likes. */
-TEST(nothing_moves_across_a_barrier)
+TEST_WITH_CONTEXT(nothing_moves_across_a_barrier)
 {
-    assay_context ctx = assay_context_default(1);
     schedule_case s = run_of(4, 0, 2);
     for (int64_t i = 0; i < s.barrier_count; i++) {
         schedule_case moved = s;
@@ -221,9 +217,8 @@ TEST(nothing_moves_across_a_barrier)
     assert_ok(&ctx, check_barriers(&ctx, &s));
 }
 
-TEST(a_missing_or_foreign_barrier_is_refused)
+TEST_WITH_CONTEXT(a_missing_or_foreign_barrier_is_refused)
 {
-    assay_context ctx = assay_context_default(1);
     const schedule_case s = run_of(4, 0, 2);
     const int route = find(&s, 0, ASSAY_STAGE_ROUTE, 1, 0), offload = find(&s, 0, ASSAY_STAGE_OFFLOAD, 1, -1);
     const int32_t table[][2] = {{route, offload}, {offload, route}, {-1, 5}, {5, INT32_MAX}, {route, route}};
@@ -245,9 +240,8 @@ TEST(a_missing_or_foreign_barrier_is_refused)
 }
 
 /* Barriers are between events: what these lack or have twice is refused here too. */
-TEST(events_that_are_none)
+TEST_WITH_CONTEXT(events_that_are_none)
 {
-    assay_context ctx = assay_context_default(1);
     schedule_case s = run_of(4, 0, 2);
     assert_bad_input(&ctx, assay_schedule_check_barriers(&ctx, s.events, s.count - 2, &s.dims, s.barriers),
                      "all_reduce_ws_grad_dcn of layer 0 is missing");
@@ -258,9 +252,8 @@ TEST(events_that_are_none)
     assert_bad_input(&ctx, check_barriers(&ctx, &s), "is there twice");
 }
 
-TEST(no_memory)
+TEST_WITH_CONTEXT(no_memory)
 {
-    assay_context ctx = assay_context_default(1);
     const schedule_case s = run_of(4, 0, 2);
     for (int i = 0; i < 3; i++) {
         assay_fail_allocation(i);

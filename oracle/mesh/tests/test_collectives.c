@@ -1,7 +1,4 @@
 /* Collectives against a naive reading of what jax.lax says, and against their transposes. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/mesh/collectives.h"
@@ -151,11 +148,10 @@ static assay_ragged_params params_of(ragged *r)
     return (assay_ragged_params){r->input_offsets, r->send_sizes, r->output_offsets, r->recv_sizes};
 }
 
-TEST(rows_go_where_they_are_sent)
+TEST_WITH_CONTEXT(rows_go_where_they_are_sent)
 {
     /* row of `in` (shard * 5 + row) in each row of out, -1: kept */
     static const int expected[12] = {0, 8, 10, 11, 1, 8, -1, -1, 2, 14, -1, -1};
-    assay_context ctx = assay_context_default(1);
     ragged r = exchange;
     const assay_ragged_params params = params_of(&r);
     double in[30], out[24];
@@ -168,9 +164,8 @@ TEST(rows_go_where_they_are_sent)
 }
 
 /* <exchange(x, o), y> = <x, x'> + <o, o'>, exactly. */
-TEST(the_way_back_is_the_transpose)
+TEST_WITH_CONTEXT(the_way_back_is_the_transpose)
 {
-    assay_context ctx = assay_context_default(1);
     ragged r = exchange;
     const assay_ragged_params params = params_of(&r);
     double x[30], operand[24], out[24], y[24], dx[30], d_operand[24];

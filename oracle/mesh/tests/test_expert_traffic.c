@@ -1,6 +1,4 @@
 /* What is sent where, by the explicit numbers of MaxText's tests (tests/unit/moe_test.py) and by counting. */
-#include <stdlib.h>
-#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/mesh/expert_traffic.h"
@@ -105,10 +103,9 @@ TEST(cut_traffic_keeps_its_places)
 }
 
 /* test_local_permute_no_offset: expert e has e tokens, one sender; four shards of two experts. */
-TEST(rows_of_one_sender_are_sorted_already)
+TEST_WITH_CONTEXT(rows_of_one_sender_are_sorted_already)
 {
     static const int32_t sizes[8] = {0, 1, 2, 3, 4, 5, 6, 7};
-    assay_context ctx = assay_context_default(1);
     for (int32_t shard = 0; shard < 4; shard++) {
         const int32_t first = sizes[2 * shard], second = sizes[2 * shard + 1], rows = first + second;
         int32_t indices[13], groups[2], ids[13];
@@ -131,10 +128,9 @@ TEST(rows_of_one_sender_are_sorted_already)
 
 /* test_local_permute_offset: all tokens are on every shard, sorted by expert; a shard takes those of its two experts.
  */
-TEST(rows_of_other_shards_come_last)
+TEST_WITH_CONTEXT(rows_of_other_shards_come_last)
 {
     static const int32_t tables[2][8] = {{0, 1, 2, 3, 4, 5, 6, 7}, {0, 0, 1, 1, 2, 0, 2, 2}};
-    assay_context ctx = assay_context_default(1);
     for (int t = 0; t < 2; t++) {
         int32_t experts[28], rows = 0, before = 0;
         for (int32_t e = 0; e < 8; e++)
@@ -163,12 +159,11 @@ TEST(rows_of_other_shards_come_last)
 }
 
 /* Two senders, each sorted by expert: shard 1 has experts 2 and 3; rows beyond the six tokens are padding. */
-TEST(rows_of_two_senders_are_merged)
+TEST_WITH_CONTEXT(rows_of_two_senders_are_merged)
 {
     static const int32_t sizes[2][4] = {{5, 0, 2, 1}, {0, 1, 1, 2}};
     static const int32_t expected[8] = {0, 1, 3, 2, 4, 5, 6, 7}, labels[8] = {0, 0, 0, 1, 1, 1, 1, 1};
     static const int32_t cut_groups[2] = {3, 1};
-    assay_context ctx = assay_context_default(1);
     int32_t indices[8], groups[2], ids[8];
     assay_local_permute_args args = {
         .global_group_sizes = &sizes[0][0], .senders = 2, .num_experts = 4, .local_experts = 2, .shard = 1, .rows = 8};

@@ -1,8 +1,6 @@
 /* Heads over a mesh: refusals; what they give the certified cases hold. */
 #include "oracle/mesh/head_shards.h"
 
-#include <string.h>
-
 #include "tests/support/assay_test.h"
 
 enum { BATCH = 2, HEADS = 6, MESHES = 6 };
@@ -11,7 +9,7 @@ enum { BATCH = 2, HEADS = 6, MESHES = 6 };
 static const assay_mesh meshes[MESHES] = {{{1, 1, 2, 1}}, {{1, 1, 1, 3}}, {{1, 1, 2, 3}},
                                           {{2, 1, 3, 1}}, {{1, 2, 3, 2}}, {{2, 1, 1, 1}}};
 
-TEST(test_refusals)
+TEST_WITH_CONTEXT(test_refusals)
 {
     static const struct {
         assay_mesh mesh;
@@ -27,7 +25,6 @@ TEST(test_refusals)
         {{{3, 1, 1, 1}}, HEADS, "batch is 2, expected a multiple of mesh.data times mesh.fsdp, which is 3"},
         {{{INT64_MAX, 2, 1, 1}}, HEADS, "mesh: its size does not fit"},
     };
-    assay_context ctx = assay_context_default(1);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         assert_bad_input(&ctx, assay_head_shards_check(&ctx, "mla", &rows[i].mesh, HEADS, rows[i].kv_heads, BATCH),
                          rows[i].words);

@@ -1,9 +1,6 @@
 /* A sum over shards whose gradient is quantised, against one shard that has all rows; what it gives the certified cases hold. */
 #include "oracle/mesh/quantized_psum_scatter.h"
 
-#include <math.h>
-#include <string.h>
-
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/mesh/collectives.h"
 #include "tests/support/assay_test.h"

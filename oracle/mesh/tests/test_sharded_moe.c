@@ -1,6 +1,5 @@
 /* The block over a mesh against the block on one device: what keeps its bits, and the order of sums. That its numbers are right on every
  * kind of mesh, with losses and shards of H, is certified: the cases moe/mesh-*. */
-#include <math.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/mesh/tests/sharded_case.h"
@@ -36,9 +35,8 @@ static void run_both(assay_context *ctx, moe_case *c, const assay_sharding *shar
 }
 
 /* A token's rows go elsewhere and come back: y and dx keep their bits. */
-TEST(test_ragged_all_to_all)
+TEST_WITH_CONTEXT(test_ragged_all_to_all)
 {
-    assay_context ctx = assay_context_default(1);
     for (int variant = 0; variant < SHARDED_CASES; variant++) {
         OWNED_BY(moe_case_free) moe_case c = sharded_case(variant, BATCH);
         for (int mesh = 0; mesh < MESHES; mesh++) {
@@ -56,9 +54,8 @@ TEST(test_ragged_all_to_all)
 }
 
 /* The ring adds partial sums of the shards, in another order where P > 1. */
-TEST(test_ring_of_experts)
+TEST_WITH_CONTEXT(test_ring_of_experts)
 {
-    assay_context ctx = assay_context_default(1);
     for (int variant = 0; variant < SHARDED_CASES; variant++) {
         OWNED_BY(moe_case_free) moe_case c = sharded_case(variant, BATCH);
         for (int mesh = 0; mesh < MESHES; mesh++) {
@@ -78,12 +75,11 @@ TEST(test_ring_of_experts)
 }
 
 /* Chunks of the embedding continue one chain; tensor shards add sums of their own. */
-TEST(test_chunks_and_tensor_shards)
+TEST_WITH_CONTEXT(test_chunks_and_tensor_shards)
 {
     static const struct {
         int64_t emb, tokens, tensor;
     } forms[] = {{1, 1, 1}, {3, 1, 1}, {12, 1, 1}, {0, 2, 1}, {4, 3, 1}, {0, 1, 2}, {3, 2, 4}};
-    assay_context ctx = assay_context_default(1);
     for (int variant = 0; variant < SHARDED_CASES; variant++) {
         OWNED_BY(moe_case_free) moe_case c = sharded_case(variant, BATCH);
         for (int mesh = 0; mesh < MESHES; mesh += 3) {
@@ -113,9 +109,8 @@ TEST(test_chunks_and_tensor_shards)
 }
 
 /* Tensor shards: a is (x wi of the first half of D) + (of the second), each a chain of its own. */
-TEST(test_tensor_shards_add)
+TEST_WITH_CONTEXT(test_tensor_shards_add)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(moe_case_free) moe_case c = moe_case_deepseek3(1, 1, 1, 1, 8, 3);
     assay_sharding sharding = sharded_case_mesh(1, 1, 1);
     test_tensors out = {0};
@@ -134,9 +129,8 @@ TEST(test_tensor_shards_add)
 }
 
 /* y is (h of the first part of H times its rows of wo) + (of the second), each a chain of its own; then the bias, once. */
-TEST(test_hidden_shards_add)
+TEST_WITH_CONTEXT(test_hidden_shards_add)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(moe_case_free) moe_case c = moe_case_deepseek3(1, 1, 1, 1, 2, 6);
     assay_sharding sharding = sharded_case_mesh(1, 1, 1);
     test_tensors out = {0};

@@ -1,5 +1,4 @@
 /* Checkpoints that are given leave the bits. */
-#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/mesh/tests/sharded_case.h"
@@ -18,10 +17,9 @@ static const char *const checkpoints[] = {"checkpoints/moe_mlpwi_0", "checkpoint
 enum { CHECKPOINTS = sizeof checkpoints / sizeof *checkpoints };
 
 /* Every subset of the checkpoints, given, leaves every bit. */
-TEST(test_given_checkpoints)
+TEST_WITH_CONTEXT(test_given_checkpoints)
 {
     static const char *const wanted[] = {"gradients/*", "outputs/*", NULL};
-    assay_context ctx = assay_context_default(1);
     for (int form = 0; form < SHARDED_FORMS; form++) {
         assay_sharding sharding;
         OWNED_BY(moe_case_free) moe_case c = sharded_case_form(form, &sharding);
@@ -47,9 +45,8 @@ TEST(test_given_checkpoints)
 }
 
 /* A wrong one is felt: nothing computes it behind the caller's back. */
-TEST(test_given_checkpoints_are_used)
+TEST_WITH_CONTEXT(test_given_checkpoints_are_used)
 {
-    assay_context ctx = assay_context_default(1);
     for (int form = 0; form < SHARDED_FORMS; form++) {
         assay_sharding sharding;
         OWNED_BY(moe_case_free) moe_case c = sharded_case_form(form, &sharding);

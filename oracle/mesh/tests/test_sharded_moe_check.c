@@ -1,7 +1,4 @@
 /* What is sharded, the sizes that follow, and what is refused. */
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/mesh/tests/sharded_case.h"

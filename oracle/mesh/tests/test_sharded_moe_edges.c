@@ -1,17 +1,14 @@
 /* What is read, missing cotangents, and memory. */
 #include <malloc.h>
-#include <math.h>
-#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/mesh/tests/sharded_case.h"
 #include "tests/support/assay_test.h"
 
 /* Experts' weights are read once, however many shards use them, and not at all where nothing needs them. */
-TEST(test_reading)
+TEST_WITH_CONTEXT(test_reading)
 {
     static const char *const routing[] = {"routing/*", "outputs/lb_loss", NULL};
-    assay_context ctx = assay_context_default(1);
     assay_sharding sharding = sharded_case_mesh(2, 1, 2);
     OWNED_BY(moe_case_free) moe_case c = moe_case_deepseek3(4, 6, 4, 2, 6, 5);
     test_tensors out = {0};
@@ -30,9 +27,8 @@ TEST(test_reading)
 }
 
 /* Without cotangents nothing comes back. */
-TEST(test_without_cotangents)
+TEST_WITH_CONTEXT(test_without_cotangents)
 {
-    assay_context ctx = assay_context_default(1);
     assay_sharding sharding;
     OWNED_BY(moe_case_free) moe_case c = sharded_case_form(0, &sharding);
     test_tensors out = {0};

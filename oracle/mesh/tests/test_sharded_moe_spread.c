@@ -1,6 +1,4 @@
 /* Low-precision implementations of the block over a mesh spread as those on one device. */
-#include <math.h>
-#include <string.h>
 
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/mesh/tests/sharded_case.h"

@@ -1,6 +1,5 @@
 /* Kernels as they lie on shards: what each has, and what is refused. The same bits as with whole ones are the equivalence gathered-whole, and
  * harness/tests/test_certified.c has the numbers. */
-#include <string.h>
 
 #include "oracle/mesh/sharded_weights.h"
 #include "oracle/mesh/tests/sharded_case.h"

@@ -1,8 +1,5 @@
 #include "oracle/moe/tests/moe_case.h"
 
-#include <math.h>
-#include <string.h>
-
 #include "oracle/base/dtype.h"
 #include "tests/support/assay_test.h"
 

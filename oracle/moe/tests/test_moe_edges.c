@@ -1,8 +1,5 @@
 /* Empty experts, dropped choices, what is read, refusals and costs. */
 #include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/moe/tests/moe_case.h"
@@ -74,9 +71,8 @@ TEST(test_no_room)
 }
 
 /* Without cotangents/y nothing comes through y. */
-TEST(test_output_without_a_cotangent)
+TEST_WITH_CONTEXT(test_output_without_a_cotangent)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(moe_case_free) moe_case c = moe_case_deepseek3(1, 6, 4, 2, 3, 2);
     test_tensors out = {0};
     c.config.routing.load_balance_loss_weight = 0.1;
@@ -91,11 +87,10 @@ TEST(test_output_without_a_cotangent)
 }
 
 /* Weights are read once, and not at all where nothing needs them. */
-TEST(test_reading)
+TEST_WITH_CONTEXT(test_reading)
 {
     static const char *const everything[] = {"outputs/*", "gradients/*", "routing/*", NULL};
     static const char *const routing[] = {"routing/*", "outputs/lb_loss", NULL};
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(moe_case_free) moe_case c = moe_case_deepseek3(1, 8, 4, 2, 6, 5);
     moe_case_fill(&c, false);
     int64_t kernels = 3 * moe_case_get(&c.in, "weights/wo")->count;

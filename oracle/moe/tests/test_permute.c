@@ -1,9 +1,5 @@
 #include "oracle/moe/permute.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/dtype.h"
 #include "tests/support/assay_test.h"
@@ -79,9 +75,8 @@ static int64_t place_of(const problem *p, int64_t i)
     return place;
 }
 
-TEST(test_order_is_the_stable_argsort)
+TEST_WITH_CONTEXT(test_order_is_the_stable_argsort)
 {
-    assay_context ctx = assay_context_default(1);
     for (int c = 0; c < CASE_COUNT; c++) {
         OWNED_BY(problem_free) problem p;
         problem_make(&ctx, &p, &CASES[c]);
@@ -131,9 +126,8 @@ static void check_values(assay_context *ctx, const problem *p)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
-TEST(test_values)
+TEST_WITH_CONTEXT(test_values)
 {
-    assay_context ctx = assay_context_default(1);
     for (int c = 0; c < CASE_COUNT; c++) {
         for (int i = 0; test_next_context(&i, &ctx);) {
             OWNED_BY(problem_free) problem p;
@@ -144,14 +138,13 @@ TEST(test_values)
 }
 
 /* A wrong id, or an order that is none: refused, naming the place. */
-TEST(test_refused)
+TEST_WITH_CONTEXT(test_refused)
 {
     const assay_permute_dims dims = {2, 2, 3, 1};
     const int32_t high[] = {0, 1, 3, 2}, low[] = {0, 1, 2, -2};
     const int32_t repeated[] = {0, 1, 1, 2}, outside[] = {0, 4, 1, 2}, negative[] = {-2, 0, 1, 2};
     const int32_t *const orders[] = {repeated, outside, negative};
     const char *const words[] = {"[2] is 1", "[1] is 4", "[0] is -2"};
-    assay_context ctx = assay_context_default(1);
     int32_t order[4], sizes[3];
     double values[4] = {0}, out[4];
     assert_bad_input(&ctx, assay_permute_order(&ctx, order, sizes, high, &dims),

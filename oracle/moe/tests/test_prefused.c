@@ -29,9 +29,8 @@ TEST(each_shard_has_its_gate_then_its_up)
     }
 }
 
-TEST(rows_are_never_cut)
+TEST_WITH_CONTEXT(rows_are_never_cut)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(moe_case_free) moe_case c = moe_case_deepseek3(2, 5, 4, 2, 5, 6);
     double numbers[6];
     c.config.fused_weights = true;

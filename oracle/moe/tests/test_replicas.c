@@ -1,16 +1,13 @@
 #include "oracle/moe/replicas.h"
 
-#include <string.h>
-
 #include "oracle/base/memory.h"
 #include "tests/support/assay_test.h"
 
-TEST(test_replicas_by_hand)
+TEST_WITH_CONTEXT(test_replicas_by_hand)
 {
     static const int32_t map[] = {2, 0, 1, 2, 0, 2};
     static const int32_t selected[] = {2, 0, 1, 2, 2, 0, 2, 1}; /* [4,2] */
     static const int32_t expected[] = {0, 1, 2, 3, 5, 1, 0, 2};
-    assay_context ctx = {.threads = 1};
     OWNED_BY(assay_replicas_free) assay_replicas r = {0};
     int32_t physical[8];
     assert_ok(&ctx, assay_replicas_make(&ctx, &r, map, 6, 3));
@@ -22,7 +19,7 @@ TEST(test_replicas_by_hand)
     assert_memory_equal(physical, expected, sizeof expected);
 }
 
-TEST(test_refused_maps)
+TEST_WITH_CONTEXT(test_refused_maps)
 {
     static const struct {
         int32_t map[4];
@@ -32,7 +29,6 @@ TEST(test_refused_maps)
         {{0, -1, 1, 2}, "physical_to_logical_map[1] is -1, expected 0 to 2"},
         {{0, 2, 2, 0}, "has no replica of expert 1"},
     };
-    assay_context ctx = {.threads = 1};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         assay_replicas r = {0};
         assert_bad_input(&ctx, assay_replicas_make(&ctx, &r, refused[i].map, 4, 3), refused[i].words);

@@ -1,7 +1,3 @@
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/moe/routing.h"
 #include "tests/support/assay_test.h"

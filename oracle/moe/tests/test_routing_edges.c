@@ -1,7 +1,3 @@
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/moe/routing.h"
 #include "oracle/quad/tests/quad_case.h"
@@ -186,7 +182,7 @@ static void assert_refused(assay_context *ctx, assay_status status, const char *
 #define BASE SIZES, .n_routing_groups = -1
 #define CHOSEN(k) .num_experts_per_tok = k
 
-TEST(test_refused_configurations)
+TEST_WITH_CONTEXT(test_refused_configurations)
 {
     static const struct {
         assay_routing_config config;
@@ -220,13 +216,11 @@ TEST(test_refused_configurations)
         {{BASE, CHOSEN(2), .routed_bias_update_rate = INFINITY}, {"routed_bias_update_rate=inf"}},
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
-        assay_context ctx = assay_context_default(1);
         assay_routing r;
         assert_refused(&ctx, assay_routing_check(&ctx, &table[i].config), table[i].parts);
         assert_refused(&ctx, assay_routing_alloc(&ctx, &r, &table[i].config), table[i].parts);
         assert_null(r.weights);
     }
-    assay_context ctx = assay_context_default(1);
     /* Other families take no notice of groups. */
     const assay_routing_config ignored = {SIZES, CHOSEN(2), .family = ASSAY_ROUTER_DEFAULT, .n_routing_groups = 5};
     assert_ok(&ctx, assay_routing_check(&ctx, &ignored));
@@ -283,10 +277,9 @@ TEST(test_refused_inputs)
 }
 
 /* The same struct serves a second step with other logits: nothing of the first is left in it. */
-TEST(test_run_twice)
+TEST_WITH_CONTEXT(test_run_twice)
 {
     const double first[6] = {5, 4, 3, 2, 1, 0}, second[6] = {-1, 0, 1, 2, 3, 4};
-    assay_context ctx = assay_context_default(1);
     assay_routing_config config = plain_config();
     config.load_balance_loss_weight = config.routed_bias_update_rate = 1.0;
     const assay_routing_inputs steps[] = {{.logits = first}, {.logits = second}};

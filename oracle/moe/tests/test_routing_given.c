@@ -1,10 +1,6 @@
 /* A choice that is given: slots without an expert, weights, random routing. */
 #include "oracle/moe/routing.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support/assay_test.h"
 
 TEST_LABELS(threads);
@@ -103,11 +99,10 @@ TEST(test_a_slot_of_none_is_no_choice)
 }
 
 /* An expert that a token has twice gets both gradients through one score. */
-TEST(test_random_routing_may_repeat)
+TEST_WITH_CONTEXT(test_random_routing_may_repeat)
 {
     const double logits[] = {0.5, -1, 2}, bias[] = {0.25, 0, -0.5}, d_weights[] = {3, 5, 7};
     const int32_t given[] = {2, 0, 2};
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(assay_routing_free) assay_routing r;
     double d_logits[3], d_bias[3];
     const assay_routing_config config = {.batch = 1,

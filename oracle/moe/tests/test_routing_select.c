@@ -1,6 +1,3 @@
-#include <math.h>
-#include <stdlib.h>
-
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/moe/routing.h"
 #include "oracle/quad/quad_internal.h"

@@ -1,8 +1,5 @@
 #include "oracle/ops/tests/attention_problem.h"
 
-#include <math.h>
-#include <stdlib.h>
-
 #include "oracle/ops/tests/ops_test.h"
 
 static void poison_padding(attention_problem *p)

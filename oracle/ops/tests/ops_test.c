@@ -1,8 +1,5 @@
 #include "oracle/ops/tests/ops_test.h"
 
-#include <math.h>
-#include <stdlib.h>
-
 void test_fill(uint64_t *seed, double scale, assay_dtype grid, int64_t count, double *out)
 {
     for (int64_t i = 0; i < count; i++) {

@@ -1,9 +1,6 @@
 #include "oracle/ops/activation.h"
 
-#include <math.h>
 #include <quadmath.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "oracle/ops/tests/ops_test.h"
 #include "oracle/quad/quad_internal.h"
@@ -62,9 +59,8 @@ static void arguments(double *x)
     memcpy(x, special, sizeof special);
 }
 
-TEST(test_values_and_derivatives)
+TEST_WITH_CONTEXT(test_values_and_derivatives)
 {
-    assay_context ctx = assay_context_default(1);
     static double x[COUNT], value[COUNT], derivative[COUNT];
     arguments(x);
     for (int which = 0; which <= ASSAY_ACTIVATION_COUNT; which++) {
@@ -96,9 +92,8 @@ TEST(test_sigmoid_at_both_ends)
     for (double x = -740; x < 700; x += 3.3) assert_true(ulps(assay_sigmoid(x), quad_sigmoid(x)) <= 3);
 }
 
-TEST(test_nan_and_infinity)
+TEST_WITH_CONTEXT(test_nan_and_infinity)
 {
-    assay_context ctx = assay_context_default(1);
     for (int which = 0; which <= ASSAY_ACTIVATION_COUNT; which++) {
         const double x[] = {NAN, 1, INFINITY, -INFINITY};
         double value[4] = {0}, derivative[4] = {0};
@@ -140,9 +135,8 @@ TEST(test_every_instruction_set_gives_the_same_bits)
 }
 
 /* In place, one result only, and any number of elements: the same bits; nothing beyond them is touched. */
-TEST(test_results_may_be_missing_or_in_place)
+TEST_WITH_CONTEXT(test_results_may_be_missing_or_in_place)
 {
-    assay_context ctx = assay_context_default(1);
     static double x[COUNT], value[COUNT], derivative[COUNT], one[COUNT];
     arguments(x);
     for (int which = 0; which <= ASSAY_ACTIVATION_COUNT; which++) {

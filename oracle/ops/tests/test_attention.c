@@ -1,10 +1,6 @@
 /* Attention: what a row may not see, and what it leaves alone. Its numbers are certified. */
 #include "oracle/ops/attention.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/ops/tests/attention_problem.h"
 #include "oracle/ops/tests/ops_test.h"
@@ -100,10 +96,9 @@ TEST(test_nan_reaches_later_tokens_only)
     }
 }
 
-TEST(test_infinite_values_stay_infinite)
+TEST_WITH_CONTEXT(test_infinite_values_stay_infinite)
 {
     const assay_attention_config config = {.batch = 1, .sequence = 140, .heads = 1, .qk_dim = 4, .v_dim = 2};
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(attention_problem_free) attention_problem p;
     attention_problem_make(&p, &config, ONE_SEGMENT);
     p.value[130 * 2] = INFINITY;
@@ -158,9 +153,8 @@ TEST(test_emulated_operands_are_rounded_next_to_the_diagonal)
     for (int i = 0; i < 2; i++) assert_true(sqrt(squares[i] / SEEDS) > 0x1p-14 && sqrt(squares[i] / SEEDS) < 0x1p-10);
 }
 
-TEST(test_segment_ids_below_0_are_refused)
+TEST_WITH_CONTEXT(test_segment_ids_below_0_are_refused)
 {
-    assay_context ctx = assay_context_default(1);
     const int32_t good[] = {0, 3, INT32_MAX}, bad[] = {1, 0, -1};
     assert_ok(&ctx, assay_attention_check_segments(&ctx, good, 3));
     assert_int_equal(assay_attention_check_segments(&ctx, bad, 3), ASSAY_BAD_INPUT);

@@ -1,6 +1,4 @@
 /* Where the bytes of a page lie, in each format, what is written there, and what is refused. */
-#include <math.h>
-#include <string.h>
 
 #include "oracle/base/memory.h"
 #include "oracle/ops/cache_format.h"
@@ -150,9 +148,8 @@ static void refused(const assay_cache_config *c, const char *words)
     assert_bad_input(&ctx, assay_cache_check(&ctx, c), words);
 }
 
-TEST(refuses_what_a_format_cannot_have)
+TEST_WITH_CONTEXT(refuses_what_a_format_cannot_have)
 {
-    assay_context ctx = assay_context_default(1);
     assay_cache_config c = config_of("fp8_model1", 448, 64);
     assert_ok(&ctx, assay_cache_check(&ctx, &c));
     c.stride = 4;
@@ -172,9 +169,8 @@ TEST(refuses_what_a_format_cannot_have)
     assert_null(assay_cache_format_by_name("fp8"));
 }
 
-TEST(refuses_slots_of_two_tokens_and_none)
+TEST_WITH_CONTEXT(refuses_slots_of_two_tokens_and_none)
 {
-    assay_context ctx = assay_context_default(1);
     const assay_cache_config c = config_of("bfloat16", 4, 2);
     assert_ok(&ctx, assay_cache_check_slots(&ctx, &c, 4, (int32_t[]){5, -1, 0, -7}));
     assert_int_equal(assay_cache_check_slots(&ctx, &c, 2, (int32_t[]){0, 6}), ASSAY_BAD_INPUT);

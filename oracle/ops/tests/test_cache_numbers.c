@@ -1,9 +1,6 @@
 /* What a writer of caches norms and rotates: by hand, and what stays as it is. */
 #include "oracle/ops/cache_numbers.h"
 
-#include <math.h>
-#include <string.h>
-
 #include "oracle/ops/tests/ops_test.h"
 
 TEST_LABELS(threads);
@@ -96,9 +93,8 @@ TEST(keys_are_turned_in_part)
     assert_true(fabs(y[HEADS * WIDTH] - x[HEADS * WIDTH] / 1) > 0.1); /* at position 1 */
 }
 
-TEST(refuses_positions_outside)
+TEST_WITH_CONTEXT(refuses_positions_outside)
 {
-    assay_context ctx = assay_context_default(1);
     assay_cache_numbers_config config = latents(ASSAY_CACHE_NORM_NONE, true);
     static const int32_t far[TOKENS] = {0, 8};
     const assay_quantize_config none = {0};

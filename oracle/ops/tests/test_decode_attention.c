@@ -1,6 +1,4 @@
 /* What attention over a cache refuses, and that what nobody uses reaches nothing. Its numbers are the second form's to check. */
-#include <math.h>
-#include <string.h>
 
 #include "oracle/ops/decode_attention.h"
 #include "oracle/ops/decode_internal.h"
@@ -47,10 +45,9 @@ static void decode(assay_context *ctx, const assay_decode_config *c, double unus
 }
 
 /* The same keys elsewhere. */
-TEST(heads_may_stand_before_rows)
+TEST_WITH_CONTEXT(heads_may_stand_before_rows)
 {
     double rows[OUT], heads[OUT], lse_rows[B * S * N], lse_heads[B * S * N];
-    assay_context ctx = assay_context_default(1);
     assay_decode_config other = config;
     other.heads_first = true;
     decode(&ctx, &config, NAN, rows, lse_rows);
@@ -90,9 +87,8 @@ TEST(entries_of_lists)
         assert_int_equal(assay_decode_keys_of_split(&c, &in, i % 2, i / 2, 0), some[i / 2][i % 2]);
 }
 
-TEST(refuses_lengths_and_pages_that_are_none)
+TEST_WITH_CONTEXT(refuses_lengths_and_pages_that_are_none)
 {
-    assay_context ctx = assay_context_default(1);
     assay_decode_config bad = config;
     const int32_t long_one[B] = {6, 13, 0}, two_pages[B] = {6, 9, 5}, entries[B] = {2, 3, 1};
     assay_decode_inputs in = {.block_table = table, .cache_seqlens = long_one, .topk_length = entries};

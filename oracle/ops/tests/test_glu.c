@@ -1,7 +1,5 @@
 #include "oracle/ops/glu.h"
 
-#include <math.h>
-
 #include "oracle/ops/tests/ops_test.h"
 
 TEST(test_beyond_a_clamp_nothing_moves)

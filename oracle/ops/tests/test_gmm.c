@@ -1,9 +1,5 @@
 #include "oracle/ops/gmm.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "oracle/ops/tests/ops_test.h"
 
 typedef struct problem {
@@ -107,9 +103,8 @@ TEST(test_the_formula_bit_for_bit)
     assert_int_equal(CASE_COUNT, 8);
 }
 
-TEST(test_refused_groups)
+TEST_WITH_CONTEXT(test_refused_groups)
 {
-    assay_context ctx = assay_context_default(1);
     const assay_gmm_dims dims = {4, 2, 2, 3};
     const int32_t negative[] = {2, -1, 1}, too_many[] = {2, 2, 1}, overflowing[] = {INT32_MAX, INT32_MAX, INT32_MAX};
     const int32_t *const refused[] = {negative, too_many, overflowing};

@@ -1,8 +1,5 @@
 #include "oracle/ops/gmm_layout.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "oracle/ops/tests/ops_test.h"
 
 enum { MOST = 16 };
@@ -27,9 +24,8 @@ static const struct {
     {{ASSAY_GMM_PSUM, 4, {4, 1, 1, 1}}, {0}, 0, {0}, {0}},
 };
 
-TEST(test_rows_by_hand)
+TEST_WITH_CONTEXT(test_rows_by_hand)
 {
-    assay_context ctx = assay_context_default(1);
     for (size_t i = 0; i < sizeof lawful / sizeof *lawful; i++) {
         int32_t sizes[MOST];
         int64_t places[MOST], rows = -1;
@@ -58,9 +54,8 @@ static const struct {
     {{ASSAY_GMM_PSUM, 4, {9, 1, 1, 2}}, {9, 9}, "psum_m[1] is 9, expected 12 to 9"},
 };
 
-TEST(test_refused_layouts)
+TEST_WITH_CONTEXT(test_refused_layouts)
 {
-    assay_context ctx = assay_context_default(1);
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         int32_t sizes[MOST];
         int64_t places[MOST], rows = -1;

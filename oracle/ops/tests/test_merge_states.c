@@ -1,16 +1,14 @@
 /* What the merge of states refuses. Its numbers are the second form's to check. */
-#include <math.h>
 
 #include "oracle/ops/merge_states.h"
 #include "oracle/ops/tests/ops_test.h"
 
-TEST(refuses_nan_and_sizes_below_one)
+TEST_WITH_CONTEXT(refuses_nan_and_sizes_below_one)
 {
     const double nan = NAN, zero = 0;
     const assay_merge_states_inputs in = {&zero, &nan, NULL};
     assay_merge_states_config bad = {.states = 1, .batch = 1, .sequence = 1, .heads = 1, .v_dim = 1};
     double out, lse;
-    assay_context ctx = assay_context_default(1);
     assert_int_equal(assay_merge_states_forward(&ctx, &(assay_merge_states_call){&bad, &in, &out, &lse, NULL, NULL}),
                      ASSAY_BAD_INPUT);
     assert_string_equal(ctx.message,

@@ -1,8 +1,5 @@
 #include "oracle/ops/quant_recipe.h"
 
-#include <math.h>
-#include <string.h>
-
 #include "oracle/ops/tests/ops_test.h"
 
 enum { ROWS = 7, WIDTH = 5, GROUPS = 2, WEIGHTS = GROUPS * WIDTH * WIDTH };
@@ -24,12 +21,11 @@ static assay_status quantise(assay_context *ctx, assay_quant_recipe_operands *o,
 }
 
 /* Two rows of a group have a scale of 1, the third row, of another group, its own; without a recipe nothing is copied. */
-TEST(blocks_begin_with_each_group)
+TEST_WITH_CONTEXT(blocks_begin_with_each_group)
 {
     static const assay_gmm_dims small = {.m = 3, .k = 1, .n = 1, .groups = 2};
     static const int32_t of_groups[] = {2, 1};
     static const double x[] = {448, 17, 17}, dy[] = {1, 1, 1}, w[] = {1, 1};
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(assay_quant_recipe_operands_free) assay_quant_recipe_operands o;
     assay_quant_recipe_config config = config_of("deepseek_v3");
     assert_ok(&ctx, quantise(&ctx, &o, x, w, dy, of_groups, &small, &config));
@@ -41,12 +37,11 @@ TEST(blocks_begin_with_each_group)
 }
 
 /* bfloat16: 3 / 448 is stored as 219 / 2^15; a fixed range cuts off, and a scale too small is 1. */
-TEST(each_step_is_rounded_to_the_tensors_type)
+TEST_WITH_CONTEXT(each_step_is_rounded_to_the_tensors_type)
 {
     static const assay_gmm_dims small = {.m = 1, .k = 2, .n = 1, .groups = 1};
     static const int32_t one[] = {1};
     static const double x[] = {3, 1}, dy[] = {0x1p-80}, w[] = {448, 448};
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(assay_quant_recipe_operands_free) assay_quant_recipe_operands o;
     assay_quant_recipe_config config = config_of("fp8_full");
     assert_ok(&ctx, quantise(&ctx, &o, x, w, dy, one, &small, &config));

@@ -1,9 +1,5 @@
 #include "oracle/ops/quantize.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "oracle/ops/tests/ops_test.h"
 
 TEST_LABELS(threads);
@@ -151,9 +147,8 @@ TEST(whole_rows_and_tensors_have_one_scale)
     assert_int_equal(of_all.codes[599], 0x7E);
 }
 
-TEST(refusals)
+TEST_WITH_CONTEXT(refusals)
 {
-    assay_context ctx = assay_context_default(1);
     const assay_quantize_config c = config_of("mxfp4", 1, 3);
     int32_t codes[3], scale, of_tensor;
     for (int i = 0; i < 3; i++) {

@@ -1,9 +1,6 @@
 #include "oracle/ops/quantised_spread.h"
 #include "oracle/ops/requantise.h"
 
-#include <math.h>
-#include <stdlib.h>
-
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/ops/tests/ops_test.h"
 
@@ -44,9 +41,8 @@ TEST(emulated_runs_cross_boundaries_within_reach)
     assert_true(others > 12 && others < 36); /* 3 in 8 */
 }
 
-TEST(numbers_that_are_none_are_refused)
+TEST_WITH_CONTEXT(numbers_that_are_none_are_refused)
 {
-    assay_context ctx = assay_context_default(1);
     const assay_quantize_config config = config_of("mxfp4");
     double h[COUNT], codes[COUNT], scales[COUNT];
     fill(h);
@@ -55,10 +51,9 @@ TEST(numbers_that_are_none_are_refused)
 }
 
 /* No further than the reach, 0 stays, and float64 moves nothing. */
-TEST(numbers_are_moved_within_reach)
+TEST_WITH_CONTEXT(numbers_are_moved_within_reach)
 {
     const assay_emulation emulation = {.seed = 5};
-    assay_context ctx = assay_context_default(1);
     double x[64], spread[64], moved[64], largest = 0;
     for (int i = 0; i < 64; i++) {
         x[i] = i == 7 ? 0 : 1 + i;

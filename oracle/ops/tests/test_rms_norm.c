@@ -1,9 +1,5 @@
 #include "oracle/ops/rms_norm.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/ops/tests/ops_test.h"
 
@@ -79,11 +75,10 @@ TEST(test_no_rows_and_missing_results)
 }
 
 /* Where rstd is near 1, x rstd is x again to nearest, and its errors all go one way: one of the emulated runs has that. */
-TEST(test_normalised_rows_are_rounded_before_the_gradient_of_the_scale)
+TEST_WITH_CONTEXT(test_normalised_rows_are_rounded_before_the_gradient_of_the_scale)
 {
     const double x[] = {1, -1.5, 0.75, 3}, dy[] = {1, 1, 1, 1}, rstd = 0.9993;
     const assay_emulation nearest = {.storage = ASSAY_BFLOAT16, .multiply = ASSAY_BFLOAT16, .nearest = true};
-    assay_context ctx = assay_context_default(1);
     double dscale[4];
     assay_rms_norm_backward(&ctx, NULL, dscale, dy, x, NULL, &rstd, 1, 4);
     for (int i = 0; i < 4; i++) assert_true(dscale[i] == x[i] * rstd);
@@ -94,11 +89,10 @@ TEST(test_normalised_rows_are_rounded_before_the_gradient_of_the_scale)
 }
 
 /* One column: x rstd is 1 but for epsilon, so that a kernel which keeps it rounded has a gradient of 0. */
-TEST(test_normalised_rows_are_rounded_before_the_gradient_of_x)
+TEST_WITH_CONTEXT(test_normalised_rows_are_rounded_before_the_gradient_of_x)
 {
     const double x[] = {1.5}, dy[] = {1.25}, scale[] = {1}, rstd = 0.999 / 1.5;
     assay_emulation emulation = {.storage = ASSAY_BFLOAT16, .multiply = ASSAY_BFLOAT16, .nearest = true};
-    assay_context ctx = assay_context_default(1);
     double dx;
     assay_rms_norm_backward(&ctx, &dx, NULL, dy, x, scale, &rstd, 1, 1);
     assert_close(&dx, &(double){rstd * dy[0] * (1 - 0.999 * 0.999)}, 1, 1e-12, 0.0);

@@ -1,9 +1,5 @@
 #include "oracle/ops/vector_sums.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/ops/tests/ops_test.h"
 
@@ -57,10 +53,9 @@ static void columns(assay_context *ctx, void *data)
     }
 }
 
-TEST(test_column_sums)
+TEST_WITH_CONTEXT(test_column_sums)
 {
     test_each_context(columns, NULL);
-    assay_context ctx = assay_context_default(1);
     const double values[] = {1, NAN, 2, 3};
     double sums[2];
     assay_column_sums(&ctx, sums, 2, 2, 2, values);

@@ -1,10 +1,6 @@
 #include "oracle/ops/yarn_rope.h"
 
-#include <math.h>
 #include <quadmath.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/ops/tests/ops_test.h"
@@ -200,7 +196,7 @@ TEST(test_emulated_angles_are_off_as_the_profile_allows)
 }
 
 /* Where the ramp is nearly 1, a rounding of it is many of the frequency: 1 - ramp has it whole. */
-TEST(test_emulated_frequencies_have_the_rounding_of_the_ramp)
+TEST_WITH_CONTEXT(test_emulated_frequencies_have_the_rounding_of_the_ramp)
 {
     enum { MEMBERS = 200, PAIR = 15 };
     static const double UNIT = 0x1p-22;
@@ -209,7 +205,6 @@ TEST(test_emulated_frequencies_have_the_rounding_of_the_ramp)
     c.rope_max_timescale = 1e6;
     c.truncate = false;
     assay_emulation emulation = {.precision = {.elementary = UNIT}, .storage = ASSAY_FLOAT32};
-    assay_context ctx = assay_context_default(1);
     ctx.arithmetic = &assay_arithmetic_emulated;
     ctx.emulation = &emulation;
     double frequencies[32], angles[32], squares = 0;
@@ -225,7 +220,7 @@ TEST(test_emulated_frequencies_have_the_rounding_of_the_ramp)
     if (!(squares > 0.7 * expected && squares < 1.4 * expected)) fail_msg("%g, expected %g", squares, expected);
 }
 
-TEST(test_refusals)
+TEST_WITH_CONTEXT(test_refusals)
 {
     static const struct {
         const char *message;
@@ -250,7 +245,6 @@ TEST(test_refusals)
         {"rope_pairwise needs rope_interleave=true", {.pairwise = true}, true},
     };
     for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
-        assay_context ctx = assay_context_default(1);
         const assay_rope_config *change = &CASES[i].change;
         assay_rope_config c = deepseek(64);
 #define CHANGE(field) c.field = change->field == 0 ? c.field : change->field < 0 ? 0 : change->field
@@ -269,13 +263,11 @@ TEST(test_refusals)
     assay_rope_config plain = deepseek(64);
     plain.yarn = false;
     plain.beta_slow = 33; /* nothing to plain RoPE */
-    assay_context ctx = assay_context_default(1);
     assert_ok(&ctx, assay_rope_check(&ctx, &plain));
 }
 
-TEST(test_positions_outside_are_refused)
+TEST_WITH_CONTEXT(test_positions_outside_are_refused)
 {
-    assay_context ctx = assay_context_default(1);
     assay_rope_config c = deepseek(64);
     c.max_position_embeddings = 50;
     const int32_t good[] = {0, 49, 7}, negative[] = {0, 1, -1}, large[] = {0, 50, 1};

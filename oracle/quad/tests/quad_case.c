@@ -1,9 +1,5 @@
 #include "oracle/quad/tests/quad_case.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 enum { LONGEST_TEXT = 8192, MOST_NUMBERS = 128 };
 
 void case_start(quad_case *c, uint64_t seed)

@@ -1,8 +1,5 @@
 /* The certifier itself: it must accept what is right to float64, and reject each of a table of wrong results. */
-#include <math.h>
 #include <quadmath.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "oracle/quad/quad_internal.h"
 #include "oracle/quad/tape.h"

@@ -1,5 +1,4 @@
 /* The second form of rotary embedding and attention, worked out by hand. */
-#include <math.h>
 
 #include "oracle/quad/tests/quad_case.h"
 

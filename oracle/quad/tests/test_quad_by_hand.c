@@ -1,6 +1,5 @@
 /* The second form of blocks, layers and the batch-split module against numbers of others: found by hand where sizes are 1 or 2, and made by
  * PyTorch's float64 tensors and its gradients, of formulas written there once more, where said. */
-#include <math.h>
 
 #include "oracle/quad/tests/quad_case.h"
 

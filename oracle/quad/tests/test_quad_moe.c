@@ -1,8 +1,5 @@
 /* The second form of the MoE block: weights that are read an expert at a time, what is refused, failing allocations. Its numbers are
  * held against the first form, on one device and on meshes, in harness/tests/test_certified.c. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "oracle/quad/tests/quad_case.h"
 

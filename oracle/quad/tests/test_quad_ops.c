@@ -1,6 +1,4 @@
 /* The second form of rms_norm, layer_norm, mlp, gmm, permute and unpermute against numbers found by hand. */
-#include <math.h>
-#include <stdlib.h>
 
 #include "oracle/quad/tests/quad_case.h"
 

@@ -1,10 +1,7 @@
 /* Products of slices: the scalar form judges them. */
 #include "oracle/quad/quad_product.h"
 
-#include <math.h>
 #include <quadmath.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "oracle/quad/quad_slices.h"
 #include "tests/support/assay_test.h"
@@ -169,11 +166,10 @@ TEST(test_numbers_that_are_none)
 }
 
 /* The same bits with any number of threads and any instruction set. */
-TEST(test_same_bits)
+TEST_WITH_CONTEXT(test_same_bits)
 {
     problem p = make(61, 67, 129, false, WIDE);
     const size_t bytes = (size_t)(61 * p.product.ldy) * sizeof *p.sliced;
-    assay_context ctx = assay_context_default(1);
     quad *first = room(61 * p.product.ldy);
     int count = 0;
     for (int form = 0; test_next_context(&form, &ctx); count++) {
@@ -194,9 +190,8 @@ TEST(test_same_bits)
 }
 
 /* Digits add up to their number. */
-TEST(test_digits)
+TEST_WITH_CONTEXT(test_digits)
 {
-    assay_context ctx = assay_context_default(1);
     for (int kind = 0; kind < NUMBERS; kind++) {
         problem p = make(5, 4, 300, false, (numbers)kind);
         const quad_cut cut = quad_cut_for(300);
@@ -238,10 +233,9 @@ static assay_status wrong(assay_context *ctx, const assay_matmul_args *args)
     return status;
 }
 
-TEST(test_a_wrong_engine_is_refused)
+TEST_WITH_CONTEXT(test_a_wrong_engine_is_refused)
 {
     const assay_arithmetic engine = {.name = "wrong", .matmul = wrong};
-    assay_context ctx = assay_context_default(1);
     problem p = make(20, 20, 20, false, WIDE);
     p.product.y = p.sliced;
     assert_int_equal(quad_matmul_sliced(&ctx, &p.product, &engine), ASSAY_INTERNAL);

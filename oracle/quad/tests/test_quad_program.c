@@ -1,5 +1,4 @@
 /* Steps of programs on numbers that are worked out by hand. */
-#include <stdio.h>
 
 #include "oracle/quad/tests/quad_case.h"
 

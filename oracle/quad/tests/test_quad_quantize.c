@@ -1,5 +1,4 @@
 /* The second form of quantize and dequantize against codes found by hand. */
-#include <math.h>
 
 #include "oracle/quad/tests/quad_case.h"
 

@@ -1,6 +1,4 @@
 /* The second form of routing against small cases worked out by hand: one token, or few. */
-#include <math.h>
-#include <stdlib.h>
 
 #include "oracle/quad/tests/quad_case.h"
 

@@ -1,8 +1,6 @@
 /* Every primitive of the tape: its way back against central differences by every element of every operand, also where an operand is read twice or
  * in part; and what failing allocations leave. */
-#include <math.h>
 #include <quadmath.h>
-#include <string.h>
 
 #include "oracle/quad/quad_blocks.h"
 #include "oracle/quad/quad_internal.h"

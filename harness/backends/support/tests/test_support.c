@@ -1,6 +1,4 @@
 /* The shells' conversions against the library's own, and what is refused or left alone. */
-#include <math.h>
-#include <string.h>
 
 #include "../support.h"
 #include "oracle/base/dtype.h"
