@@ -8,7 +8,7 @@
 /* Writes, reads, compares, and writes again. */
 static void assert_round_trip(assay_context *ctx, const assay_case *c)
 {
-    char *text = NULL, *again = NULL;
+    OWNED char *text = NULL, *again = NULL;
     assay_case *read = NULL;
     int count = 0;
     assert_ok(ctx, assay_case_to_yaml(ctx, c, &text));
@@ -19,8 +19,6 @@ static void assert_round_trip(assay_context *ctx, const assay_case *c)
     assert_null(difference);
     assert_ok(ctx, assay_case_to_yaml(ctx, read, &again));
     assert_string_equal(text, again);
-    free(text);
-    free(again);
     assay_cases_free(read, count);
 }
 

@@ -285,16 +285,14 @@ TEST(test_rounded_in_a_wider_file)
 /* Its results are right, and the rest of it no backend's. */
 TEST_WITH_CONTEXT(test_golden_is_no_candidate)
 {
-    test_fixture golden = ordinary_golden("f32", 1e-6);
-    assay_report report = {0};
+    OWNED_BY(free_fixture) test_fixture golden = ordinary_golden("f32", 1e-6);
+    OWNED_BY(assay_report_free) assay_report report = {0};
     compare_fixtures(&ctx, &golden, &golden, "f32", &report);
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assert_contains(report.message, "error_scale/f32/");
     assert_contains(report.message, "unknown path, no result has it");
     const assay_tensor_result *y = result_at(&report, "outputs/y");
     assert_true(y->compared && y->max_error == 0.0 && y->worst_element == 0.0 && y->rms_ratio == 0.0);
-    assay_report_free(&report);
-    free_fixture(&golden);
 }
 
 TEST(test_optional_may_be_missing)
@@ -314,10 +312,10 @@ TEST(test_optional_may_be_missing)
 /* Errors as the scale says, independent ones and ones that a whole row shares: no false alarm in 200 fixtures. */
 TEST_WITH_CONTEXT(test_noise_of_the_scale_passes)
 {
-    test_fixture golden = ordinary_golden("bf16", 1e-2);
+    OWNED_BY(free_fixture) test_fixture golden = ordinary_golden("bf16", 1e-2);
     for (uint64_t seed = 0; seed < 200; seed++) {
-        test_fixture candidate = candidate_of(&golden);
-        assay_report report = {0};
+        OWNED_BY(free_fixture) test_fixture candidate = candidate_of(&golden);
+        OWNED_BY(assay_report_free) assay_report report = {0};
         for (int j = 0; j < candidate.count; j++) {
             test_tensor *t = &candidate.tensors[j];
             const double *scale = golden.tensors[j].scale;
@@ -331,10 +329,7 @@ TEST_WITH_CONTEXT(test_noise_of_the_scale_passes)
         if (report.verdict != ASSAY_PASS) fail_msg("seed %d: %s", (int)seed, report.message);
         double ratio = result_at(&report, "gradients/inputs/x")->rms_ratio;
         assert_true(ratio > 0.4 && ratio < 1.8);
-        assay_report_free(&report);
-        free_fixture(&candidate);
     }
-    free_fixture(&golden);
 }
 
 /* Null distributions of outputs/y in so many rows: of its bias, and of errors towards zero where they are among them. */

@@ -127,12 +127,12 @@ TEST(test_no_error_scale)
 
 TEST_WITH_CONTEXT(test_routing_floats_need_no_scale)
 {
-    test_fixture golden = ordinary_golden("f32", 1e-6);
-    assay_report report = {0};
+    OWNED_BY(free_fixture) test_fixture golden = ordinary_golden("f32", 1e-6);
+    OWNED_BY(assay_report_free) assay_report report = {0};
     test_tensor *weights = add_tensor(&golden, "routing/weights", ASSAY_FLOAT64, 2, DIMS(3, 5), 0.0);
     free(weights->scale);
     weights->scale = NULL;
-    test_fixture candidate = candidate_of(&golden);
+    OWNED_BY(free_fixture) test_fixture candidate = candidate_of(&golden);
     compare_fixtures(&ctx, &golden, &candidate, "f32", &report);
     assert_int_equal(report.verdict, ASSAY_PASS);
     assert_false(result_at(&report, "routing/weights")->compared);
@@ -141,9 +141,6 @@ TEST_WITH_CONTEXT(test_routing_floats_need_no_scale)
     tensor_at(&candidate, "routing/weights")->values[0] = NAN;
     compare_fixtures(&ctx, &golden, &candidate, "f32", &report);
     assert_int_equal(report.verdict, ASSAY_FAIL);
-    assay_report_free(&report);
-    free_fixture(&candidate);
-    free_fixture(&golden);
 }
 
 /* Where zeros would pass nothing was shown; whole fixtures of that kind are VACUOUS, single tensors are named. */
@@ -255,21 +252,20 @@ TEST_WITH_CONTEXT(test_nothing_to_compare)
     trial_free(&s);
 
     test_fixture golden = {.kind = "golden", .profile = "bf16"}, candidate = {.kind = "candidate"};
-    assay_report report = {0};
+    OWNED_BY(assay_report_free) assay_report report = {0};
     add_tensor(&golden, "routing/selected_experts", ASSAY_INT32, 1, DIMS(4), 0.0);
     compare_fixtures(&ctx, &golden, &candidate, "bf16", &report);
     assert_int_equal(report.verdict, ASSAY_VACUOUS);
-    assay_report_free(&report);
     free_fixture(&golden);
 }
 
 /* Integers alone are evidence when the golden has no floats. */
 TEST_WITH_CONTEXT(test_integers_alone)
 {
-    test_fixture golden = {.kind = "golden", .profile = "bf16"};
-    assay_report report = {0};
+    OWNED_BY(free_fixture) test_fixture golden = {.kind = "golden", .profile = "bf16"};
+    OWNED_BY(assay_report_free) assay_report report = {0};
     add_tensor(&golden, "outputs/group_sizes", ASSAY_INT32, 1, DIMS(70001), 0.0);
-    test_fixture candidate = candidate_of(&golden);
+    OWNED_BY(free_fixture) test_fixture candidate = candidate_of(&golden);
     compare_fixtures(&ctx, &golden, &candidate, "bf16", &report);
     assert_int_equal(report.verdict, ASSAY_PASS);
     assay_report_free(&report);
@@ -278,9 +274,6 @@ TEST_WITH_CONTEXT(test_integers_alone)
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assert_contains(report.message, "1 of 70001 integers differ and must be equal, the first [70000]: golden ");
     assert_true(report.tensors[0].worst_element == INFINITY);
-    assay_report_free(&report);
-    free_fixture(&candidate);
-    free_fixture(&golden);
 }
 
 /* Rows longer than a chunk, and rows that end within and across blocks. */
@@ -289,10 +282,10 @@ TEST_WITH_CONTEXT(test_long_rows)
     static const int64_t lengths[] = {1, 2, 511, 513, 65537, 150001};
     for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
         int64_t length = lengths[l], rows = 3;
-        test_fixture golden = {.kind = "golden", .profile = "f32"};
-        assay_report report = {0};
+        OWNED_BY(free_fixture) test_fixture golden = {.kind = "golden", .profile = "f32"};
+        OWNED_BY(assay_report_free) assay_report report = {0};
         add_tensor(&golden, "outputs/y", ASSAY_FLOAT64, 2, DIMS(rows, length), 1e-4);
-        test_fixture candidate = candidate_of(&golden);
+        OWNED_BY(free_fixture) test_fixture candidate = candidate_of(&golden);
         double *values = candidate.tensors[0].values, *expected = golden.tensors[0].values, golden_square = 0.0;
         for (int64_t i = length; i < 2 * length; i++) {
             values[i] = 1.5 * values[i];
@@ -309,9 +302,6 @@ TEST_WITH_CONTEXT(test_long_rows)
         assert_close(&row->golden, &rms, 1, 1e-9, 0.0);
         assert_close(&row->candidate, &expected_candidate, 1, 1e-9, 0.0);
         assert_true(y->max_error >= 0.25 && y->max_error < 0.5001);
-        assay_report_free(&report);
-        free_fixture(&candidate);
-        free_fixture(&golden);
     }
 }
 
@@ -350,12 +340,11 @@ TEST_WITH_CONTEXT(test_refused)
     assert_non_null(mkdtemp(folder));
     snprintf(path, sizeof path, "%s/golden.h5", folder);
     for (int i = 0; i < 3; i++) {
-        test_fixture golden = ordinary_golden("bf16", 1e-3);
+        OWNED_BY(free_fixture) test_fixture golden = ordinary_golden("bf16", 1e-3);
         golden.kind = kinds[i];
         write_fixture(&ctx, &golden, path);
         assert_int_equal(compare_files(&ctx, path, path, 1e-6, &report), ASSAY_BAD_INPUT);
         assert_contains(ctx.message, "expected golden");
-        free_fixture(&golden);
     }
     test_fixture golden = ordinary_golden("bf16", 1e-3);
     write_fixture(&ctx, &golden, path);
@@ -379,7 +368,7 @@ TEST_WITH_CONTEXT(test_damaged_candidate)
 {
     char folder[] = "compare-test-XXXXXX", golden_path[64], candidate_path[64];
     assay_report report = {0};
-    test_fixture golden = ordinary_golden("bf16", 1e-3);
+    OWNED_BY(free_fixture) test_fixture golden = ordinary_golden("bf16", 1e-3);
     assert_non_null(mkdtemp(folder));
     snprintf(golden_path, sizeof golden_path, "%s/golden.h5", folder);
     snprintf(candidate_path, sizeof candidate_path, "%s/candidate.h5", folder);
@@ -406,7 +395,6 @@ TEST_WITH_CONTEXT(test_damaged_candidate)
     remove(candidate_path);
     rmdir(folder);
     free_fixture(&candidate);
-    free_fixture(&golden);
 }
 
 TEST(test_no_memory)

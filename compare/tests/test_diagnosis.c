@@ -147,11 +147,11 @@ TEST(the_truth_is_named)
 /* In a comparison it is the first wrong tensor that is looked at, and its number is said in the report. */
 TEST_WITH_CONTEXT(reports_have_it)
 {
-    assay_report report = {0};
+    OWNED_BY(assay_report_free) assay_report report = {0};
     char *text = NULL;
-    test_fixture golden = ordinary_golden("bf16", 1e-3);
+    OWNED_BY(free_fixture) test_fixture golden = ordinary_golden("bf16", 1e-3);
     add_tensor(&golden, "outputs/z", ASSAY_FLOAT64, 3, DIMS(2, 7, 65), 1e-3);
-    test_fixture candidate = candidate_of(&golden);
+    OWNED_BY(free_fixture) test_fixture candidate = candidate_of(&golden);
     const double *z = tensor_at(&golden, "outputs/z")->values;
     for (int i = 0; i < 910; i++) tensor_at(&candidate, "outputs/y")->values[i] = z[i];
     for (int i = 0; i < 910; i++) tensor_at(&candidate, "gradients/inputs/x")->values[i] *= 3;
@@ -169,9 +169,6 @@ TEST_WITH_CONTEXT(reports_have_it)
     candidate = candidate_of(&golden);
     compare_fixtures(&ctx, &golden, &candidate, "bf16", &report);
     assert_string_equal(report.diagnosis, "");
-    assay_report_free(&report);
-    free_fixture(&candidate);
-    free_fixture(&golden);
 }
 
 TEST(out_of_memory_leaves_nothing_behind)

@@ -8,9 +8,9 @@
 static void make_report(assay_report *report)
 {
     assay_context ctx = {.threads = 1};
-    test_fixture golden = ordinary_golden("bf16", 1e-3);
+    OWNED_BY(free_fixture) test_fixture golden = ordinary_golden("bf16", 1e-3);
     add_tensor(&golden, "gradients/weights/gate", ASSAY_FLOAT64, 1, DIMS(9), 10.0);
-    test_fixture candidate = candidate_of(&golden);
+    OWNED_BY(free_fixture) test_fixture candidate = candidate_of(&golden);
     tensor_at(&candidate, "outputs/y")->values[455 + 66] = 3.5;
     tensor_at(&candidate, "gradients/inputs/x")->values[0] = NAN;
     drop_tensor(&candidate, "checkpoints/moe_mlpwo");
@@ -18,8 +18,6 @@ static void make_report(assay_report *report)
     compare_fixtures(&ctx, &golden, &candidate, "bf16", report);
     snprintf(report->golden_path, sizeof report->golden_path, "golden \x01<&>.h5");
     snprintf(report->candidate_path, sizeof report->candidate_path, "candidate \xff\xa0\xed\xa0\x80\xc3\xa9.h5");
-    free_fixture(&candidate);
-    free_fixture(&golden);
 }
 
 TEST_WITH_CONTEXT(test_text)
@@ -67,7 +65,7 @@ static void assert_member(const cJSON *object, const char *key, const char *text
 TEST_WITH_CONTEXT(test_json)
 {
     assay_report reports[2] = {0};
-    char *text = NULL;
+    OWNED char *text = NULL;
     make_report(&reports[0]);
     reports[1].verdict = ASSAY_UNSUPPORTED;
     assert_ok(&ctx, assay_report_json(&ctx, 2, reports, &text));
@@ -107,7 +105,6 @@ TEST_WITH_CONTEXT(test_json)
     }
     assert_member(cJSON_GetArrayItem(member(root, "reports"), 1), "verdict", "UNSUPPORTED");
     cJSON_Delete(root);
-    free(text);
     assay_report_free(&reports[0]);
 }
 
@@ -123,7 +120,7 @@ static int count_nodes(xmlXPathContext *context, const char *path)
 TEST_WITH_CONTEXT(test_junit)
 {
     assay_report reports[4] = {0};
-    char *text = NULL;
+    OWNED char *text = NULL;
     make_report(&reports[0]);
     reports[0].seconds = 1.5;
     for (int i = 0; i < reports[0].count; i++) reports[0].tensors[i].seconds = 0.25;
@@ -159,7 +156,6 @@ TEST_WITH_CONTEXT(test_junit)
     xmlXPathFreeContext(context);
     xmlFreeDoc(document);
     xmlCleanupParser();
-    free(text);
     assay_report_free(&reports[0]);
 }
 

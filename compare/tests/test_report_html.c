@@ -21,25 +21,23 @@ static void close_pair(pair *p)
 /* outputs/y [300,200] with an error of 3 sigma at one place, 50 at another, NaN at a third. */
 static void make_pair(pair *p)
 {
-    test_fixture golden = {.kind = "golden", .profile = "f64"};
+    OWNED_BY(free_fixture) test_fixture golden = {.kind = "golden", .profile = "f64"};
     test_tensor *y = add_tensor(&golden, "outputs/y", ASSAY_FLOAT64, 2, DIMS(300, 200), 1e-6);
     add_tensor(&golden, "outputs/count", ASSAY_INT32, 1, DIMS(4), 0);
     add_tensor(&golden, "routing/a<b>&\"c", ASSAY_FLOAT64, 1, DIMS(4), 1e-3);
-    test_fixture candidate = candidate_of(&golden);
+    OWNED_BY(free_fixture) test_fixture candidate = candidate_of(&golden);
     double *values = tensor_at(&candidate, "outputs/y")->values;
     values[0] += 3 * y->scale[0];
     values[299 * 200 + 199] -= 50 * y->scale[299 * 200 + 199];
     values[150 * 200] = NAN;
     *p = (pair){.ctx = {.threads = 1}, .profile = assay_profile_by_name("f64")};
     open_fixtures(&p->ctx, &golden, &candidate, &p->golden, &p->candidate);
-    free_fixture(&candidate);
-    free_fixture(&golden);
 }
 
 TEST(pictures_show_where)
 {
     pair p;
-    assay_report report = {0};
+    OWNED_BY(assay_report_free) assay_report report = {0};
     make_pair(&p);
     assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, (assay_order){0}, &report));
     assert_ok(&p.ctx, assay_pictures_draw(&p.ctx, p.golden, p.candidate, p.profile, &report));
@@ -58,7 +56,6 @@ TEST(pictures_show_where)
         assert_int_equal(picture->bins[36], 1); /* 3 sigma, a quarter each */
         assert_int_equal(picture->bins[24], 300 * 200 - 3);
     }
-    assay_report_free(&report);
     close_pair(&p);
 }
 
@@ -80,9 +77,9 @@ static xmlDoc *parse(const char *text)
 
 TEST(the_page_shows_what_is_wrong)
 {
-    pair p;
-    assay_report report = {0};
-    char *text = NULL;
+    OWNED_BY(close_pair) pair p;
+    OWNED_BY(assay_report_free) assay_report report = {0};
+    OWNED char *text = NULL;
     make_pair(&p);
     assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, (assay_order){0}, &report));
     assert_ok(&p.ctx, assay_pictures_draw(&p.ctx, p.golden, p.candidate, p.profile, &report));
@@ -110,16 +107,13 @@ TEST(the_page_shows_what_is_wrong)
     assert_int_equal(nodes(page, "//td[text()='1.62']"), 1); /* of what is allowed of its statistic */
     assert_contains(text, "power: 8 of 9 mutants that have an effect here are detected, 9 with checkpoints (--staged)");
     xmlFreeDoc(page);
-    free(text);
-    assay_report_free(&report);
-    close_pair(&p);
 }
 
 /* Steps have the verdicts of their tensors; what they do not show is listed behind them. */
 TEST(the_page_shows_the_steps)
 {
     pair p;
-    assay_report report = {0};
+    OWNED_BY(assay_report_free) assay_report report = {0};
     char *text = NULL;
     assay_step of[] = {{.kind = "linear", .in = {0}, .in_count = 1}, {.kind = "add", .in = {1, 2}, .in_count = 2}};
     assay_step_tensor tensors[] = {
@@ -157,14 +151,13 @@ TEST(the_page_shows_the_steps)
     }
     free(text);
     report.steps = NULL;
-    assay_report_free(&report);
     close_pair(&p);
 }
 
 /* Several reports: an index, and no pictures where none were drawn; none at all is a page too. */
 TEST(many_reports_have_an_index)
 {
-    pair p;
+    OWNED_BY(close_pair) pair p;
     assay_report reports[2];
     char *text = NULL;
     make_pair(&p);
@@ -201,7 +194,6 @@ TEST(many_reports_have_an_index)
     assert_contains(text, "0 cases");
     free(text);
     for (int i = 0; i < 2; i++) assay_report_free(&reports[i]);
-    close_pair(&p);
 }
 
 TEST(out_of_memory_leaves_nothing_behind)
@@ -238,7 +230,7 @@ FILE *__wrap_assay_text_open(char **text, size_t *size)
 TEST(no_page_has_holes)
 {
     pair p;
-    assay_report report = {0};
+    OWNED_BY(assay_report_free) assay_report report = {0};
     const assay_report_style style = {0};
     char *page = NULL, *text = NULL;
     int64_t n = 0;
@@ -261,7 +253,6 @@ TEST(no_page_has_holes)
         assert_true(page == NULL && text == NULL);
     }
     streams_are_full = false;
-    assay_report_free(&report);
     close_pair(&p);
 }
 

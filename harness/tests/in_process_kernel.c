@@ -66,7 +66,7 @@ assay_backend_tensor *result_of(kernel *k, const char *path)
 
 const char *verdict_with(const char *what, const assay_test_options *options)
 {
-    assay_test *test = open_with(what, options);
+    OWNED_BY(close_test) assay_test *test = open_with(what, options);
     assay_test_report *report = NULL;
     kernel k;
     run_kernel(&k, test, ASSAY_BFLOAT16);
@@ -74,6 +74,5 @@ const char *verdict_with(const char *what, const assay_test_options *options)
     const assay_verdict verdict = (assay_verdict)assay_test_report_verdict(report);
     free_results(&k);
     assay_test_report_free(report);
-    assay_test_close(test);
     return assay_verdict_name(verdict);
 }

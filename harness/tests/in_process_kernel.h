@@ -25,6 +25,12 @@ typedef struct kernel {
     int count;
 } kernel;
 
+/* For OWNED_BY. */
+static inline void close_test(assay_test **test)
+{
+    assay_test_close(*test);
+}
+
 assay_test *open_with(const char *what, const assay_test_options *options);
 int64_t count_of(const assay_backend_tensor *tensor);
 /* The golden's results in a type, by kernels that err nowhere else; what a router gives, and statistics, in float32 at least. */

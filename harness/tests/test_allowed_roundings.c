@@ -17,7 +17,7 @@ TEST_IN_FOLDER(a_softmax_may_be_stored)
     const assay_profile *profile = assay_profile_by_name("bf16");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         OWNED_BY(trial_close) trial t;
-        test_tensors results = {0};
+        OWNED_BY(test_tensors_free) test_tensors results = {0};
         trial_write(&t, folder, case_named(names[i], "profiles=bf16"));
         const assay_emulation types = {.storage = profile->storage, .stores_softmax = true};
         const assay_sink out = test_tensors_sink(&results);
@@ -26,10 +26,8 @@ TEST_IN_FOLDER(a_softmax_may_be_stored)
         kernel.emulation = &types;
         assert_ok(&kernel, assay_operation_evaluate(&kernel, t.plan.operation, t.c, &t.source, &out));
         trial_write_candidate(&t, &results.set, profile, is_result);
-        assay_report report = trial_compare(&t, profile);
+        OWNED_BY(assay_report_free) assay_report report = trial_compare(&t, profile);
         if (report.verdict != ASSAY_PASS) fail_msg("%s: %s", names[i], report.message);
-        assay_report_free(&report);
-        assay_tensor_set_free(&results.set);
     }
 }
 

@@ -106,17 +106,16 @@ TEST_IN_FOLDER(another_order_passes_with_its_rows)
 {
     static const char *const names[] = {"moe/small", "moe/deepseek3-tiny-checkpoints", "routing/hot-expert"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        moved f;
+        OWNED_BY(close_case) moved f;
         open_case(&f, folder, names[i], strncmp(names[i], "moe", 3) == 0 ? "checkpoints=all" : NULL);
         reverse_experts(&f, true);
         expect(&f, NULL);
-        close_case(&f);
     }
 }
 
 TEST_IN_FOLDER(rows_that_do_not_follow_the_order_fail)
 {
-    moved f;
+    OWNED_BY(close_case) moved f;
     open_case(&f, folder, "moe/small", "checkpoints=all");
     reverse_experts(&f, false);
     expect(&f, "checkpoints/moe_mlpwi_0: ");
@@ -124,13 +123,12 @@ TEST_IN_FOLDER(rows_that_do_not_follow_the_order_fail)
     f.order->written = 0;
     reverse_experts(&f, true);
     expect(&f, "checkpoints/moe_mlpwi_0: ");
-    close_case(&f);
 }
 
 /* Of a stack every layer has an order of its own. */
 TEST_IN_FOLDER(layers_have_their_own_orders)
 {
-    moved f;
+    OWNED_BY(close_case) moved f;
     open_case(&f, folder, "deepseek_stack/three-layers", "checkpoints=all");
     f.sizes = assay_tensor_set_find(&f.results, "routing/layers/1/group_sizes");
     f.order = assay_tensor_set_find(&f.results, "routing/layers/1/sorted_selected_experts");
@@ -145,12 +143,11 @@ TEST_IN_FOLDER(layers_have_their_own_orders)
     expect(&f, NULL);
     swap_rows(assay_tensor_set_find(&f.results, "checkpoints/layers/2/moe_mlpwo"), 0, 1);
     expect(&f, "checkpoints/layers/2/moe_mlpwo: ");
-    close_case(&f);
 }
 
 TEST_IN_FOLDER(gradients_go_by_an_order_that_is_an_output)
 {
-    moved f;
+    OWNED_BY(close_case) moved f;
     open_case(&f, folder, "permute/stable", NULL);
     reverse_experts(&f, true);
     expect(&f, "gradients/inputs/x: ");
@@ -158,7 +155,6 @@ TEST_IN_FOLDER(gradients_go_by_an_order_that_is_an_output)
     expect(&f, NULL);
     swap_rows(assay_tensor_set_find(&f.results, "outputs/sorted_inputs"), 0, 1);
     expect(&f, "outputs/sorted_inputs: ");
-    close_case(&f);
 }
 
 /* Each by itself; place 0 is of the first expert that has any, the last of another. */
@@ -174,20 +170,18 @@ static const struct {
 TEST_IN_FOLDER(unlawful_orders_fail_with_the_place)
 {
     for (size_t i = 0; i < sizeof unlawful / sizeof *unlawful; i++) {
-        moved f;
+        OWNED_BY(close_case) moved f;
         open_case(&f, folder, "moe/small", NULL);
         int32_t *order = f.order->indices;
         if (i == 0) order[1] = order[0];
         if (i == 1) swap_rows(f.order, 0, f.order->count - 1);
         if (i == 2) order[0] = -1;
         if (i == 3) order[0] = (int32_t)f.order->count;
-        assay_report report = judged(&f);
+        OWNED_BY(assay_report_free) assay_report report = judged(&f);
         assert_int_equal(report.verdict, ASSAY_FAIL);
         if (strstr(report.message, unlawful[i].words) == NULL || report.order[0] != '\0') {
             fail_msg("%s: %s", unlawful[i].what, report.message);
         }
-        assay_report_free(&report);
-        close_case(&f);
     }
 }
 
@@ -200,7 +194,7 @@ static assay_tensor *of_layer(moved *f, const char *folder, const char *layer, c
 
 static void check_replicas(const test_folder *folder, const char *name, const char *layer)
 {
-    moved f;
+    OWNED_BY(close_case) moved f;
     open_case(&f, folder, name, NULL);
     assay_tensor *physical = of_layer(&f, "routing", layer, "physical_experts");
     const assay_tensor *selected = of_layer(&f, "routing", layer, "selected_experts");
@@ -224,7 +218,6 @@ static void check_replicas(const test_folder *folder, const char *name, const ch
     physical->indices[5] = was;
     swap_rows(assay_tensor_set_find(&f.results, "outputs/y"), 0, 1);
     expect(&f, "outputs/y: ");
-    close_case(&f);
 }
 
 /* Any replica of the chosen expert, and no other expert's; of a stack by each layer's own map. */
@@ -240,7 +233,7 @@ TEST_IN_FOLDER(padding_may_go_anywhere)
 {
     static const int32_t choices[][2] = {{ASSAY_NO_EXPERT, ASSAY_NO_EXPERT}, {3, 2}, {ASSAY_NO_EXPERT, 0}};
     enum { PADDING = 8 }; /* tokens 8 and 9 */
-    moved f;
+    OWNED_BY(close_case) moved f;
     open_case(&f, folder, "deepseek_stack/padding-nan", NULL);
     assay_tensor *selected = of_layer(&f, "routing", "layers/1/", "selected_experts");
     assay_tensor *y = assay_tensor_set_find(&f.results, "outputs/y");
@@ -259,13 +252,12 @@ TEST_IN_FOLDER(padding_may_go_anywhere)
     selected->indices[2 * PADDING] = ASSAY_NO_EXPERT;
     selected->indices[0] = ASSAY_NO_EXPERT;
     expect(&f, "token [0,0]: not 2 different experts");
-    close_case(&f);
 }
 
 /* Of a split without keys nothing is judged but that its log-sum-exp says so, and stage by stage the merge does without it. */
 TEST_IN_FOLDER(splits_without_keys_may_hold_anything)
 {
-    moved f;
+    OWNED_BY(close_case) moved f;
     open_case(&f, folder, "gqa_decode/splits", NULL);
     assay_tensor *out = assay_tensor_set_find(&f.results, "checkpoints/partial_out");
     const assay_tensor *lse = assay_tensor_set_find(&f.results, "checkpoints/partial_lse");
@@ -282,7 +274,6 @@ TEST_IN_FOLDER(splits_without_keys_may_hold_anything)
     assay_report_free(&report);
     out->values[used] = NAN;
     expect(&f, "checkpoints/partial_out: ");
-    close_case(&f);
 }
 
 /* Rows of no group: whatever is there; those of groups: judged. */
@@ -290,7 +281,7 @@ TEST_IN_FOLDER(unused_rows_may_hold_anything)
 {
     static const char *const names[] = {"gmm/contiguous-nan", "gmm/masked-primes", "gmm/psum-nan"};
     for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
-        moved f;
+        OWNED_BY(close_case) moved f;
         OWNED bool *used = NULL;
         open_case(&f, folder, names[n], NULL);
         const assay_source given = assay_input_source(&f.t.golden);
@@ -314,7 +305,6 @@ TEST_IN_FOLDER(unused_rows_may_hold_anything)
         expect(&f, "outputs/y: ");
         y->values[row * width] = NAN;
         expect(&f, "outputs/y: ");
-        close_case(&f);
     }
     moved f; /* of ragged rows those of no group are 0 */
     open_case(&f, folder, "gmm/padded-nan-tail", NULL);
@@ -328,7 +318,7 @@ TEST_IN_FOLDER(unused_rows_may_hold_anything)
 TEST_IN_FOLDER(bytes_of_no_number_may_hold_anything)
 {
     enum { PAGE = 3456, TOKENS = 5, ROW = 576, OF_SCALES = 8 };
-    moved f;
+    OWNED_BY(close_case) moved f;
     open_case(&f, folder, "cache_append/fp8-model1", NULL);
     const assay_tensor *slots = assay_tensor_set_find(&f.t.golden, "inputs/slot_mapping");
     assay_tensor *cache = assay_tensor_set_find(&f.results, "outputs/kv_cache");
@@ -346,13 +336,12 @@ TEST_IN_FOLDER(bytes_of_no_number_may_hold_anything)
     unused[-1] ^= 1;
     page[PAGE - 1] ^= 1;
     expect(&f, "outputs/kv_cache: 1 of 6912 integers differ");
-    close_case(&f);
 }
 
 /* For a number beyond e4m3's largest either code of NaN, and no other. */
 TEST_IN_FOLDER(nan_codes_of_either_sign)
 {
-    moved f;
+    OWNED_BY(close_case) moved f;
     open_case(&f, folder, "quantize/mxfp8-e4m3-ocp", "quant_saturate=false");
     assay_tensor *codes = assay_tensor_set_find(&f.results, "outputs/codes");
     int64_t number = -1, nan = -1;
@@ -370,7 +359,6 @@ TEST_IN_FOLDER(nan_codes_of_either_sign)
     codes->indices[nan] = 0x7f;
     codes->indices[number] = 0xff;
     expect(&f, "outputs/codes: 1 of 512 integers differ");
-    close_case(&f);
 }
 
 TEST_IN_FOLDER(no_memory_is_reported)

@@ -210,7 +210,7 @@ TEST_WITH(test_results_and_scales, trial_setup, trial_teardown)
     static const char *const paths[] = {"outputs/y", "checkpoints/h", "gradients/weights/w"};
     static const int64_t counts[] = {TOKENS * TOKENS, TOKENS * HIDDEN, EXPERTS * DIM * HIDDEN};
     assay_context ctx = assay_context_default(2);
-    test_tensors plain = {0};
+    OWNED_BY(test_tensors_free) test_tensors plain = {0};
     const assay_sink sink = test_tensors_sink(&plain);
     assert_ok(&ctx, run(&ctx, &t->c, NULL, &t->in, &sink));
     memset(&told, 0, sizeof told);
@@ -234,7 +234,6 @@ TEST_WITH(test_results_and_scales, trial_setup, trial_teardown)
     }
     assert_ptr_equal(ctx.arithmetic, &assay_arithmetic_reference);
     assert_null(ctx.emulation);
-    assay_tensor_set_free(&plain.set);
 }
 
 /* One run in 64 is far out in one element, by 20 scales. The next run may be so in any other, whose scale knows nothing of that: it lies
@@ -342,7 +341,7 @@ TEST_WITH(test_threads_and_instruction_sets_give_the_same_bits, trial_setup, tri
 {
     trial *t = *state;
     assay_context ctx = assay_context_default(1);
-    test_tensors first = {0};
+    OWNED_BY(test_tensors_free) test_tensors first = {0};
     t->results.wanted = NULL;
     for (int form = 0; test_next_context(&form, &ctx);) {
         assay_tensor_set_free(&t->results.set);
@@ -359,7 +358,6 @@ TEST_WITH(test_threads_and_instruction_sets_give_the_same_bits, trial_setup, tri
             assert_same_bits(t->results.set.items[i].values, first.set.items[i].values, first.set.items[i].count);
         }
     }
-    assay_tensor_set_free(&first.set);
 }
 
 TEST_WITH(test_refusals, trial_setup, trial_teardown)

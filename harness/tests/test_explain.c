@@ -15,6 +15,11 @@ typedef struct fixture {
     assay_trial at;
 } fixture;
 
+static void fixture_close(fixture *f)
+{
+    trial_close(&f->t);
+}
+
 static void start(fixture *f, const test_folder *folder, const char *name, const char *set, const char *profile)
 {
     trial_write(&f->t, folder, case_named(name, set));
@@ -72,7 +77,7 @@ TEST_IN_FOLDER(mutants_are_named)
         "gate_up_swapped",       "doubled",        "dx_without_up",       "scaling_twice",   "router_rolled",
         "nan_last_element",      "truncated",      "stored_coarser",      "columns_swapped", "runner_up_chosen",
         "zero_weight_gradients", "choice_dropped", "router_gradient_lost"};
-    fixture f;
+    OWNED_BY(fixture_close) fixture f;
     start(&f, folder, "moe/small", "profiles=[bf16]", "bf16");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         assay_tensor_set results = make(&f, names[i]);
@@ -82,7 +87,6 @@ TEST_IN_FOLDER(mutants_are_named)
         if (report.verdict == ASSAY_FAIL) assert_true(strncmp(report.explanation, "equals mutant ", 14) == 0);
         if (report.verdict != ASSAY_FAIL) assert_string_equal(report.explanation, "");
     }
-    trial_close(&f.t);
 }
 
 /* A gradient that is not given counts as zeros. What the golden has as zeros is no bug's, and who gives no gradient at all has
@@ -111,12 +115,11 @@ TEST_IN_FOLDER(missing_gradients_are_zeros)
             const char *path = results.items[k].spec.path;
             if (strncmp(path, rows[i].missing, strlen(rows[i].missing)) == 0) results.items[k].written = 0;
         }
-        assay_report report = explain(&f, &results);
+        OWNED_BY(assay_report_free) assay_report report = explain(&f, &results);
         assert_int_equal(report.verdict, ASSAY_FAIL);
         const int named = (rows[i].is[0] != '\0') + is_named(&report, "result_missing");
         if (report.explained_count > named || (named && !is_named(&report, rows[i].is)))
             fail_msg("%s without %s: %s", rows[i].name, rows[i].missing, report.explanation);
-        assay_report_free(&report);
         trial_close(&f.t);
     }
 }
@@ -173,12 +176,12 @@ TEST_IN_FOLDER(bugs_of_caches_are_named)
 /* A backend may have the bug in one tensor alone. */
 TEST_IN_FOLDER(one_tensor_is_enough_where_each_counts)
 {
-    fixture f;
+    OWNED_BY(fixture_close) fixture f;
     start(&f, folder, "mlp/silu", "profiles=[bf16]", "bf16");
     assay_tensor_set results = make(&f, NULL);
     const assay_tensor *y = assay_tensor_set_find(&results, "outputs/y");
     for (int64_t i = 0; i < y->count; i++) y->values[i] *= 2;
-    assay_report report = explain(&f, &results);
+    OWNED_BY(assay_report_free) assay_report report = explain(&f, &results);
     assert_true(is_named(&report, "doubled"));
     assay_report_free(&report);
     /* two tensors, two mutants: neither is claimed */
@@ -190,8 +193,6 @@ TEST_IN_FOLDER(one_tensor_is_enough_where_each_counts)
     report = explain(&f, &results);
     assert_int_equal(report.explained_count, 0);
     assert_non_null(strstr(report.explanation, "no known bug explains it"));
-    assay_report_free(&report);
-    trial_close(&f.t);
 }
 
 /* c [m,n] = a b over `k` terms. */
@@ -214,7 +215,7 @@ static double *values_of(const assay_tensor_set *results, const char *path)
 TEST_IN_FOLDER(tails_of_contracted_axes_are_named)
 {
     enum { Y = 1, D_LHS = 2, D_RHS = 4, ALL = 7, VECTOR = 8 };
-    fixture f;
+    OWNED_BY(fixture_close) fixture f;
     start(&f, folder, "gmm/k124-n60", "profiles=[bf16]", "bf16");
     const int64_t k = f.t.c->config.base_emb_dim, n = f.t.c->config.base_moe_mlp_dim;
     for (unsigned cut = 1; cut <= ALL; cut++) {
@@ -235,7 +236,6 @@ TEST_IN_FOLDER(tails_of_contracted_axes_are_named)
         if (!is_named(&report, "contraction_cut_to_8") || report.explained_count != 1)
             fail_msg("cut in %u: %s", cut, report.explanation);
     }
-    trial_close(&f.t);
 }
 
 /* GPT-OSS's gate with another number than 1.702, also where most is clamped: the report says which. */
@@ -261,10 +261,9 @@ TEST_IN_FOLDER(any_alpha_is_named)
         other.keys[0].by = rows[i].alpha;
         assert_ok(&f.t.ctx, assay_mutant_make(&f.t.ctx, &f.at, &other, &results, &applies));
         assert_true(applies);
-        assay_report report = explain(&f, &results);
+        OWNED_BY(assay_report_free) assay_report report = explain(&f, &results);
         if (strncmp(report.explanation, says, strlen(says)) != 0)
             fail_msg("%s, %g: %s", rows[i].name, rows[i].alpha, report.explanation);
-        assay_report_free(&report);
         trial_close(&f.t);
     }
 }
@@ -272,7 +271,7 @@ TEST_IN_FOLDER(any_alpha_is_named)
 /* Gradients by the weights that were given, not by those that the operation read in their place. */
 TEST_IN_FOLDER(gradients_may_be_pulled_back)
 {
-    fixture f;
+    OWNED_BY(fixture_close) fixture f;
     bool changed = false;
     start(&f, folder, "mlp/silu", "profiles=[bf16]", "bf16");
     assay_tensor_set as_read = make(&f, "gate_up_swapped"), pulled = make(&f, "gate_up_swapped");
@@ -285,22 +284,22 @@ TEST_IN_FOLDER(gradients_may_be_pulled_back)
     assert_memory_equal(gate->values, up->values, (size_t)gate->count * sizeof(double));
     assert_memory_equal(x->values, assay_tensor_set_find(&pulled, "gradients/inputs/x")->values,
                         (size_t)x->count * sizeof(double));
-    assay_report report = explain(&f, &as_read);
+    OWNED_BY(assay_report_free) assay_report report = explain(&f, &as_read);
     assert_true(is_named(&report, "gate_up_swapped"));
     assay_report_free(&report);
     report = explain(&f, &pulled);
     assert_true(is_named(&report, "gate_up_swapped"));
-    assay_report_free(&report);
-    trial_close(&f.t);
 }
 
 /* Rows that lag: two rows read the first one, whose gradients add up, and nobody reads the last. */
 TEST_IN_FOLDER(pull_back_is_the_transpose)
 {
-    fixture f;
+    OWNED_BY(fixture_close) fixture f;
     bool changed = false;
     start(&f, folder, "rms_norm/deepseek", "profiles=[f32]", "f32");
-    assay_tensor_set as_read = make(&f, "previous_token"), pulled = make(&f, "previous_token");
+    OWNED_BY(assay_tensor_set_free)
+    assay_tensor_set as_read = make(&f, "previous_token"),
+                     pulled = make(&f, "previous_token");
     const assay_mutant *lags = assay_mutant_by_name("previous_token");
     assert_ok(&f.t.ctx, assay_mutant_pull_back(&f.t.ctx, &f.at, lags, &pulled, &changed));
     assert_true(changed);
@@ -320,16 +319,13 @@ TEST_IN_FOLDER(pull_back_is_the_transpose)
     assert_ok(&f.t.ctx,
               assay_mutant_pull_back(&f.t.ctx, &f.at, assay_mutant_by_name("epsilon_other"), &pulled, &changed));
     assert_false(changed);
-    assay_tensor_set_free(&as_read);
-    assay_tensor_set_free(&pulled);
-    trial_close(&f.t);
 }
 
 /* A factor with which places overflow: no index comes of it, and the gradients stay. */
 TEST_IN_FOLDER(what_is_no_selection_stays)
 {
     static const double factors[] = {1e308, -1e308, INFINITY, NAN};
-    fixture f;
+    OWNED_BY(fixture_close) fixture f;
     start(&f, folder, "moe/deepseek3-tiny-sparse", "profiles=[bf16]", "bf16");
     const assay_mutant *scaled = assay_mutant_by_name("shared_expert_scaled");
     for (size_t i = 0; i < sizeof factors / sizeof *factors; i++) {
@@ -343,7 +339,6 @@ TEST_IN_FOLDER(what_is_no_selection_stays)
                            *after = assay_tensor_set_find(&results, path);
         assert_same_bits(after->values, before->values, before->count);
     }
-    trial_close(&f.t);
 }
 
 /* --- a statistic alone fails: no element and no row does --- */
@@ -414,7 +409,7 @@ TEST_IN_FOLDER(what_changes_nothing_is_not_named)
         start(&f, folder, rows[i].name, "profiles=[bf16];checkpoints=none", "bf16");
         assay_tensor_set results = make(&f, NULL);
         rows[i].change(&f, &results, rows[i].path, rows[i].by);
-        assay_report report = explain(&f, &results);
+        OWNED_BY(assay_report_free) assay_report report = explain(&f, &results);
         assert_true(only_statistics_fail(&report));
         if (rows[i].must[0] != '\0' && !is_named(&report, rows[i].must))
             fail_msg("%s, %s: %s", rows[i].name, rows[i].path, report.explanation);
@@ -423,7 +418,6 @@ TEST_IN_FOLDER(what_changes_nothing_is_not_named)
             if (strcmp(name, rows[i].must) != 0 && !assay_any_word(rows[i].may, name, is_word))
                 fail_msg("%s, %s: %s", rows[i].name, rows[i].path, report.explanation);
         }
-        assay_report_free(&report);
         trial_close(&f.t);
     }
 }
@@ -469,19 +463,18 @@ TEST_IN_FOLDER(ignored_settings_are_named)
         char set[128];
         snprintf(set, sizeof set, "profiles=none;checkpoints=none;%s", rows[i].set == NULL ? "" : rows[i].set);
         assay_tensor_set results = rows[i].set == NULL ? make(&f, rows[i].is) : make_with(&f, rows[i].name, set);
-        assay_report report = explain(&f, &results);
+        OWNED_BY(assay_report_free) assay_report report = explain(&f, &results);
         assert_int_equal(report.verdict, ASSAY_FAIL);
         if (!is_named(&report, rows[i].is) || report.explained_count != 1 ||
             strstr(report.explanation, rows[i].says) == NULL)
             fail_msg("%s: %s", rows[i].name, report.explanation);
-        assay_report_free(&report);
         trial_close(&f.t);
     }
 }
 
 TEST_IN_FOLDER(one_wrong_element_is_not_known)
 {
-    fixture f;
+    OWNED_BY(fixture_close) fixture f;
     start(&f, folder, "mlp/silu", "profiles=[f32]", "f32");
     for (int passes = 0; passes < 2; passes++) {
         assay_tensor_set results = make(&f, passes ? NULL : "gate_up_swapped");
@@ -492,7 +485,6 @@ TEST_IN_FOLDER(one_wrong_element_is_not_known)
         assert_int_equal(report.explained_count, 0);
         assert_non_null(strstr(report.explanation, "no known bug explains it"));
     }
-    trial_close(&f.t);
 }
 
 /* Errors of a worse arithmetic are compared by their size: a remark, which names all whose errors are as large. At f32
@@ -501,7 +493,7 @@ TEST_IN_FOLDER(arithmetics_are_remarked_on)
 {
     static const char *const mutants[] = {"sums_in_bf16", "operands_in_fp8", "intermediates_in_bf16"};
     const assay_emulation draw = {.seed = 20240607};
-    fixture f;
+    OWNED_BY(fixture_close) fixture f;
     start(&f, folder, "mlp/one-wide", "profiles=[f32]", "f32");
     for (size_t i = 0; i < sizeof mutants / sizeof *mutants; i++) {
         f.t.ctx.emulation = &draw;
@@ -514,10 +506,8 @@ TEST_IN_FOLDER(arithmetics_are_remarked_on)
         if (remark == NULL || strstr(remark, mutants[i]) == NULL) fail_msg("%s: %s", mutants[i], report.explanation);
     }
     assay_tensor_set coarser = make(&f, "stored_coarser");
-    assay_report report = explain(&f, &coarser);
+    OWNED_BY(assay_report_free) assay_report report = explain(&f, &coarser);
     assert_string_equal(report.explained_by[0], "stored_coarser");
-    assay_report_free(&report);
-    trial_close(&f.t);
 }
 
 /* A draw of the emulated arithmetic of a profile, at which no bug is named but the profile is. */
@@ -549,11 +539,10 @@ TEST_IN_FOLDER(coarser_profiles_are_tried)
         ctx.emulation = &draw;
         assert_ok(&ctx, assay_mutant_evaluate(&ctx, &f.at, &none, &results, &applies));
         assert_true(applies);
-        assay_report report = explain(&f, &results);
+        OWNED_BY(assay_report_free) assay_report report = explain(&f, &results);
         assert_int_equal(report.verdict, ASSAY_FAIL);
         assert_int_equal(report.explained_count, 0);
         if (strstr(report.explanation, rows[i].says) == NULL) fail_msg("%s: %s", rows[i].name, report.explanation);
-        assay_report_free(&report);
         trial_close(&f.t);
     }
 }
@@ -574,12 +563,11 @@ TEST_IN_FOLDER(factors_are_named)
         start(&f, folder, rows[i].name, "profiles=[bf16];checkpoints=none", "bf16");
         assay_tensor_set results = make(&f, NULL);
         scale_tensor(&f, &results, rows[i].path, rows[i].factor);
-        assay_report report = explain(&f, &results);
+        OWNED_BY(assay_report_free) assay_report report = explain(&f, &results);
         const char *said = strstr(report.diagnosis, "; that factor is");
         assert_non_null(strstr(report.diagnosis, "the golden times"));
         if (rows[i].is == NULL) assert_null(said);
         if (rows[i].is != NULL && (said == NULL || strcmp(said, rows[i].is) != 0)) fail_msg("%s", report.diagnosis);
-        assay_report_free(&report);
         trial_close(&f.t);
     }
 }
@@ -587,10 +575,10 @@ TEST_IN_FOLDER(factors_are_named)
 /* Nothing is said of a candidate that passes, nor of shapes and types; a case that is too large is left out. */
 TEST_IN_FOLDER(where_nothing_is_said)
 {
-    fixture f;
+    OWNED_BY(fixture_close) fixture f;
     start(&f, folder, "rms_norm/deepseek", "profiles=[bf16]", "bf16");
     assay_tensor_set results = make(&f, NULL);
-    assay_report report = explain(&f, &results);
+    OWNED_BY(assay_report_free) assay_report report = explain(&f, &results);
     assert_int_equal(report.verdict, ASSAY_PASS);
     assert_string_equal(report.explanation, "");
     assay_report_free(&report);
@@ -612,18 +600,16 @@ TEST_IN_FOLDER(where_nothing_is_said)
     report = explain(&f, &results);
     assert_non_null(strstr(report.explanation, "not tried, the case is too large"));
     assert_int_equal(report.explained_count, 0);
-    assay_report_free(&report);
-    trial_close(&f.t);
 }
 
 /* A golden of a case that nobody can evaluate: the verdict stands, and the reason is said. */
 TEST_IN_FOLDER(golden_of_an_unknown_operation)
 {
-    fixture f;
-    assay_fixture_reader *candidate = NULL;
-    assay_report report;
+    OWNED_BY(fixture_close) fixture f;
+    OWNED_BY(close_reader) assay_fixture_reader *candidate = NULL;
+    OWNED_BY(assay_report_free) assay_report report;
     start(&f, folder, "rms_norm/deepseek", "profiles=[bf16]", "bf16");
-    assay_tensor_set results = make(&f, "zero_outputs");
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set results = make(&f, "zero_outputs");
     assay_case other = *f.t.c;
     assay_golden golden = {.reader = f.t.reader, .c = &other};
     snprintf(other.op, sizeof other.op, "nothing");
@@ -634,15 +620,11 @@ TEST_IN_FOLDER(golden_of_an_unknown_operation)
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assert_non_null(strstr(report.explanation, "not tried: rms_norm/deepseek: "));
     assert_string_equal(f.t.ctx.message, "");
-    assay_report_free(&report);
-    assay_tensor_set_free(&results);
-    assay_fixture_close(candidate);
-    trial_close(&f.t);
 }
 
 TEST_IN_FOLDER(same_for_any_number_of_threads)
 {
-    fixture f;
+    OWNED_BY(fixture_close) fixture f;
     char texts[3][sizeof((assay_report *)NULL)->explanation];
     const int threads[] = {1, 2, 7};
     start(&f, folder, "mla/small", "profiles=[f32]", "f32");
@@ -658,7 +640,6 @@ TEST_IN_FOLDER(same_for_any_number_of_threads)
     assert_non_null(strstr(texts[0], "mscale_missing"));
     assert_string_equal(texts[0], texts[1]);
     assert_string_equal(texts[0], texts[2]);
-    trial_close(&f.t);
 }
 
 TEST_IN_FOLDER(failing_allocations)

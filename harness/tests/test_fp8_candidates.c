@@ -17,6 +17,11 @@ typedef struct fixture {
     const assay_profile *profile;
 } fixture;
 
+static void fixture_close(fixture *f)
+{
+    trial_close(&f->t);
+}
+
 static void start_at(fixture *f, assay_case *c, const assay_profile *profile)
 {
     assay_context ctx = assay_context_default(1);
@@ -99,7 +104,7 @@ static void check_member(fixture *f)
 static void check_correct(assay_case *c)
 {
     static const char *const ways[] = {"float scales", "powers of two", "truncated", "truncated, powers of two"};
-    fixture f;
+    OWNED_BY(fixture_close) fixture f;
     start(&f, c);
     for (int way = 0; way < 4; way++) {
         const fp8_kernel kernel = kernel_of(way, FP8_CORRECT);
@@ -107,7 +112,6 @@ static void check_correct(assay_case *c)
         expect(&f, ways[way], ASSAY_PASS, &report);
     }
     check_member(&f);
-    trial_close(&f.t);
 }
 
 TEST(test_correct_backends_pass)
@@ -166,12 +170,11 @@ TEST(test_wrong_backends_fail)
         {"gmm/tile-powers", FP8_TENSOR_SCALE, 3},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        fixture f;
+        OWNED_BY(fixture_close) fixture f;
         start(&f, case_named(table[i].name, NULL));
         const fp8_kernel kernel = kernel_of(table[i].way, table[i].fault);
         assay_report report = judged(&f, &fp8_arithmetic, &kernel.types);
         expect(&f, "a fault", ASSAY_FAIL, &report);
-        trial_close(&f.t);
     }
 }
 
@@ -183,7 +186,7 @@ TEST(test_truncating_accumulators)
     assay_profile profile;
     for (int i = 0; i < 5; i++) {
         assay_context ctx = assay_context_default(1);
-        fixture f;
+        OWNED_BY(fixture_close) fixture f;
         assert_ok(&ctx, assay_profile_parse(&ctx, "cut.yml", yaml, strlen(yaml), &profile));
         start_at(&f, case_named(names[i], NULL), &profile);
         for (int bits = 13; bits >= 9; bits -= 4) {
@@ -191,6 +194,5 @@ TEST(test_truncating_accumulators)
             assay_report report = judged(&f, &fp8_arithmetic, &kernel.types);
             expect(&f, "truncated sums", bits == 13 ? ASSAY_PASS : ASSAY_FAIL, &report);
         }
-        trial_close(&f.t);
     }
 }

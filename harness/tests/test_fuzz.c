@@ -150,14 +150,13 @@ TEST_WITH_CONTEXT(settings_stay)
     assert_true(changed > 20);
     assay_draws_free(&draws);
 
-    assay_tried tried = start(&ctx, "crash_at_17");
+    OWNED_BY(stop) assay_tried tried = start(&ctx, "crash_at_17");
+    OWNED_BY(free_case)
     assay_case *c = case_named("rms_norm/deepseek", "sequence=17;batch=2;base_emb_dim=20;inputs.x={scale: 3}");
     assay_shrinking s = {.tried = &tried, .sets = sets, .reason = {.what = "the backend crashed: Segmentation fault"}};
     assert_ok(&ctx, assay_shrink(&ctx, &s, c));
     assert_true(c->config.base_emb_dim == 20 && c->batch == 1 && c->sequence == 17 && c->input_count == 1);
     assert_true(s.tries < 60);
-    assay_cases_free(c, 1);
-    stop(&tried);
 }
 
 TEST(settings_that_go_with_no_case_are_refused)
@@ -263,30 +262,26 @@ TEST_WITH_CONTEXT(a_case_of_a_profile_of_ones_own_is_shrunk)
 {
     assay_profile own = *assay_profile_by_name("bf16");
     snprintf(own.precision.name, sizeof own.precision.name, "own");
-    assay_tried tried = start(&ctx, "nan_at_33");
+    OWNED_BY(stop) assay_tried tried = start(&ctx, "nan_at_33");
     tried.profile = &own;
-    assay_case *c = case_named("gmm/ragged", "base_emb_dim=33;sequence=12;profiles=own");
+    OWNED_BY(free_case) assay_case *c = case_named("gmm/ragged", "base_emb_dim=33;sequence=12;profiles=own");
     assay_shrinking s = {.tried = &tried, .reason = {.where = "outputs/y", .what = "not finite"}};
     assert_ok(&ctx, assay_shrink(&ctx, &s, c));
     assert_int_equal(c->sequence, 1);
     assert_int_equal(c->config.base_moe_mlp_dim, 1);
-    assay_cases_free(c, 1);
-    stop(&tried);
 }
 
 /* Smaller cases fail as well, but for another reason. */
 TEST_WITH_CONTEXT(shrinking_does_not_slip_to_another_bug)
 {
-    assay_tried tried = start(&ctx, "nan_beside_crash");
-    assay_case *c = case_named("rms_norm/deepseek", "batch=2;sequence=12");
+    OWNED_BY(stop) assay_tried tried = start(&ctx, "nan_beside_crash");
+    OWNED_BY(free_case) assay_case *c = case_named("rms_norm/deepseek", "batch=2;sequence=12");
     assay_shrinking s = {.tried = &tried, .reason = {.where = "outputs/y", .what = "not finite"}};
     assert_ok(&ctx, assay_shrink(&ctx, &s, c));
     assert_int_equal(c->sequence, 3);
     assert_int_equal(c->batch, 1);
     assert_int_equal(c->config.base_emb_dim, 9);
     assert_true(s.steps > 2 && s.tries > s.steps);
-    assay_cases_free(c, 1);
-    stop(&tried);
 }
 
 TEST(known_failures_are_those_of_their_line)
@@ -339,7 +334,7 @@ TEST_WITH_CONTEXT(known_failures_are_counted_and_not_shrunk_to)
     assay_expected_failure entry = {.line = 1, .reason = "it crashes"};
     snprintf(entry.pattern, sizeof entry.pattern, "%s", known_line);
     assay_expected_failures list = {.entries = &entry, .count = 1};
-    assay_tried tried = start(&ctx, "crash_at_17");
+    OWNED_BY(stop) assay_tried tried = start(&ctx, "crash_at_17");
     tried.known = &list;
     assay_fuzzing f = {.tried = &tried, .seed = 1, .op = "rms_norm", .cases = 400, .quiet = true};
     assert_ok(&ctx, assay_fuzz(&ctx, &f));
@@ -348,12 +343,10 @@ TEST_WITH_CONTEXT(known_failures_are_counted_and_not_shrunk_to)
     assert_true(f.known > 0 && f.known == entry.seen);
     assert_int_equal(f.passed + f.known + f.unsupported + f.refused, 400);
     assay_fuzz_free(&f);
-    assay_case *c = case_named("rms_norm/deepseek", "batch=2;sequence=17");
+    OWNED_BY(free_case) assay_case *c = case_named("rms_norm/deepseek", "batch=2;sequence=17");
     assay_shrinking s = {.tried = &tried, .reason = {.what = "the backend crashed: Segmentation fault"}};
     assert_ok(&ctx, assay_shrink(&ctx, &s, c));
     assert_int_equal(s.steps, 0);
-    assay_cases_free(c, 1);
-    stop(&tried);
 }
 
 /* The smallest case that loses its tail is one element, which any bug may be; sizes around it name the tile. */
@@ -376,8 +369,9 @@ TEST_WITH_CONTEXT(sizes_that_pass_and_fail_name_a_tile)
 TEST_WITH_CONTEXT(sizes_that_are_set_stay)
 {
     static const char *const items[] = {"base_emb_dim=20"};
-    assay_tried tried = start(&ctx, "loses_tail");
+    OWNED_BY(stop) assay_tried tried = start(&ctx, "loses_tail");
     char text[ASSAY_EDGES_TEXT];
+    OWNED_BY(free_case)
     assay_case *c = case_named("rms_norm/deepseek", "sequence=2;batch=1;base_emb_dim=20;gradients=none");
     assay_shrinking s = {.tried = &tried, .sets = {items, 1}, .reason = {.where = "outputs/y", .what = "values"}};
     assert_ok(&ctx, assay_edges_find(&ctx, &s, c, text));
@@ -392,8 +386,6 @@ TEST_WITH_CONTEXT(sizes_that_are_set_stay)
     assert_int_equal(s.tries, 0);
     assert_ok(&ctx, assay_edges_find(&ctx, &s, c, text));
     assert_string_equal(text, "");
-    assay_cases_free(c, 1);
-    stop(&tried);
 }
 
 /* ci/fuzz-planted has all of them. */
@@ -420,8 +412,8 @@ TEST_IN_FOLDER(planted_bugs_are_found_and_named)
 TEST_IN_FOLDER(a_correct_backend_passes)
 {
     assay_context ctx = assay_context_default(1);
-    assay_tried tried = start_numpy(&ctx, folder->path, NULL);
-    assay_fuzzing f = {.tried = &tried, .seed = 5, .cases = 90, .quiet = true};
+    OWNED_BY(stop) assay_tried tried = start_numpy(&ctx, folder->path, NULL);
+    OWNED_BY(assay_fuzz_free) assay_fuzzing f = {.tried = &tried, .seed = 5, .cases = 90, .quiet = true};
     assert_ok(&ctx, assay_fuzz(&ctx, &f));
     assert_int_equal(f.found_count, 0);
     assert_int_equal(f.drawn, 90);
@@ -430,8 +422,6 @@ TEST_IN_FOLDER(a_correct_backend_passes)
     int ran = 0, all = 0;
     assay_fuzz_coverage(&f, &ran, &all);
     assert_true(ran > 20 && ran < all);
-    assay_fuzz_free(&f);
-    stop(&tried);
 }
 
 #define MLP(keys) "{case: a, op: mlp, seed: 1, model: {" keys
@@ -494,18 +484,16 @@ TEST_IN_FOLDER(attempts_end_as_they_must)
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         assay_context ctx = assay_context_default(1);
+        OWNED_BY(stop)
         assay_tried tried =
             rows[i].trap != NULL ? start(&ctx, rows[i].trap) : start_numpy(&ctx, folder->path, rows[i].bug);
         const bool hangs = rows[i].trap != NULL && strcmp(rows[i].trap, "hangs") == 0;
-        assay_case *c = case_from(rows[i].yaml);
-        assay_attempt a = {0};
+        OWNED_BY(free_case) assay_case *c = case_from(rows[i].yaml);
+        OWNED_BY(assay_attempt_free) assay_attempt a = {0};
         if (hangs) tried.timeout = 1;
         tried.profile = rows[i].profile == NULL ? NULL : assay_profile_by_name(rows[i].profile);
         assert_ok(&ctx, assay_attempt_make(&ctx, &tried, c, 0, &a));
         if (a.end != rows[i].end) fail_msg("row %zu: %d: %s", i, a.end, a.message);
         if (hangs) assert_string_equal(a.message, "the backend took longer than 1 s and was stopped");
-        assay_attempt_free(&a);
-        assay_cases_free(c, 1);
-        stop(&tried);
     }
 }

@@ -399,13 +399,12 @@ static void overwrite(const char *file, const assay_tensor *r, int64_t chosen, i
 {
     const hsize_t dims[3] = {(hsize_t)r->spec.shape.dims[0], (hsize_t)r->spec.shape.dims[1], (hsize_t)chosen};
     hid_t h = H5Fopen(file, H5F_ACC_RDWR, H5P_DEFAULT), space = H5Screate_simple(3, dims, NULL);
-    int32_t *all = calloc((size_t)(tokens_of(r) * chosen), sizeof *all);
+    OWNED int32_t *all = calloc((size_t)(tokens_of(r) * chosen), sizeof *all);
     assert_non_null(all);
     memcpy(all, ids, (size_t)count * sizeof *all);
     assert_true(H5Ldelete(h, r->spec.path, H5P_DEFAULT) >= 0);
     hid_t d = H5Dcreate2(h, r->spec.path, H5T_STD_I32LE, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
     assert_true(H5Dwrite(d, H5T_NATIVE_INT32, H5S_ALL, H5S_ALL, H5P_DEFAULT, all) >= 0);
-    free(all);
     H5Dclose(d);
     H5Sclose(space);
     H5Fclose(h);

@@ -276,7 +276,7 @@ TEST_IN_FOLDER(test_inputs_are_those_of_the_golden)
     for (size_t i = 0; i < 2 * sizeof names / sizeof *names; i++) {
         const assay_test_options options = {
             .cache = "", .sets = sets, .set_count = (int32_t)(i % 2), .precision = "bf16"};
-        assay_test *test = open_with(names[i / 2], &options), *again = NULL;
+        OWNED_BY(close_test) assay_test *test = open_with(names[i / 2], &options), *again = NULL;
         assert_done(assay_test_save(test, folder->file, said));
         again = open_with(folder->file, &(assay_test_options){.precision = "bf16"});
         assert_string_equal(assay_test_yaml(again), assay_test_yaml(test));
@@ -294,8 +294,6 @@ TEST_IN_FOLDER(test_inputs_are_those_of_the_golden)
             assert_true(assay_dtype_of_backend(drawn.type, &type));
             assert_memory_equal(drawn.data, stored.data, (size_t)count_of(&drawn) * assay_dtype_size(type));
         }
-        assay_test_close(test);
-        assay_test_close(again);
     }
 }
 
@@ -310,7 +308,7 @@ TEST_IN_FOLDER(test_own_inputs)
         assay_backend_tensor given, y;
         for (int i = 0; i < 100; i++) x[i] = i % 4 + (round > 0 ? 1 : 0.5);
         if (round < 2) assert_ok(&ctx, write_datasets(&ctx, folder->file, NULL, 1, &(test_dataset){spec, x}));
-        assay_test *test = open_with("rms_norm/one-row", &options);
+        OWNED_BY(close_test) assay_test *test = open_with("rms_norm/one-row", &options);
         assert_done(assay_test_given(test, 0, &given, said));
         assert_string_equal(given.path, "inputs/x");
         double found[100];
@@ -320,7 +318,6 @@ TEST_IN_FOLDER(test_own_inputs)
         assert_true(round == 2 ? before == ((const double *)y.data)[0] : before != ((const double *)y.data)[0]);
         before = ((const double *)y.data)[0];
         if (round == 2) assert_done(assay_test_save(test, folder->other, said));
-        assay_test_close(test);
     }
     assert_int_equal(folder_count(folder->path, false), 4); /* inputs, two goldens that are kept, one that was saved */
     assay_test *test = open_with(folder->other, NULL);
@@ -443,7 +440,7 @@ TEST(test_results_that_are_none_are_refused)
         {{{"outputs/y", f32, 1, four, values}, {"outputs/y", f32, 1, four, values}}, 2, "outputs/y is there twice"},
         {{{"outputs/y", f32, 1, four, values}}, -1, "-1 results"},
     };
-    assay_test *test = open_with("rms_norm/one-row", &(assay_test_options){.cache = ""});
+    OWNED_BY(close_test) assay_test *test = open_with("rms_norm/one-row", &(assay_test_options){.cache = ""});
     assay_test_report *report = NULL;
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         assert_refused(assay_test_check(test, refused[i].count, refused[i].results, &report, said), refused[i].message);
@@ -458,7 +455,6 @@ TEST(test_results_that_are_none_are_refused)
     assert_refused(assay_test_golden(test, "inputs/x", &tensor, said), "inputs/x is no result of");
     assert_null(assay_test_expected(test, -1));
     assert_null(assay_test_setting(test, assay_test_setting_count(test)));
-    assay_test_close(test);
     assay_test_close(NULL);
     assay_test_report_free(NULL);
 }
@@ -466,7 +462,7 @@ TEST(test_results_that_are_none_are_refused)
 /* What a caller forgot is said, and ends nobody's program. */
 TEST(test_null_is_refused)
 {
-    assay_test *test = open_with("rms_norm/one-row", &(assay_test_options){.cache = ""});
+    OWNED_BY(close_test) assay_test *test = open_with("rms_norm/one-row", &(assay_test_options){.cache = ""});
     assay_test_report *report = NULL;
     assay_backend_tensor tensor;
     assay_test *other = NULL;
@@ -499,7 +495,6 @@ TEST(test_null_is_refused)
     assert_string_equal(assay_test_report_bugs(NULL), "");
     assert_string_equal(assay_test_report_first_wrong(NULL), "");
     assert_int_equal(assay_test_report_verdict(NULL), ASSAY_TEST_NOT_COMPARABLE);
-    assay_test_close(test);
 }
 
 TEST_IN_FOLDER(test_golden_as_a_case)
@@ -508,7 +503,7 @@ TEST_IN_FOLDER(test_golden_as_a_case)
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
         char path[TEST_PATH_SIZE];
         snprintf(path, sizeof path, "%s/golden.%s", folder->path, endings[i]);
-        assay_test *test = open_with("moe/small", &(assay_test_options){.cache = ""});
+        OWNED_BY(close_test) assay_test *test = open_with("moe/small", &(assay_test_options){.cache = ""});
         assert_done(assay_test_save(test, path, said));
         assert_refused(assay_test_save(test, "golden.pt", said), "golden.pt: expected a name that ends in");
         assay_test_close(test);
@@ -517,13 +512,13 @@ TEST_IN_FOLDER(test_golden_as_a_case)
         assert_refused(assay_test_open(path, &options, &test, said), "nothing can be set in a golden");
         test = open_with(path, NULL);
         assert_refused(assay_test_save(test, folder->other, said), "is a golden already: copy the file");
-        assay_test_close(test);
     }
 }
 
 static void require_some(bool staged)
 {
     static const char *const only[] = {"outputs/*", "gradients/inputs/x"}, *const set = "checkpoints=all";
+    OWNED_BY(close_test)
     assay_test *test = open_with(
         "moe/small", &(assay_test_options){
                          .cache = "", .only = only, .only_count = 2, .sets = &set, .set_count = 1, .staged = staged});
@@ -555,7 +550,6 @@ static void require_some(bool staged)
     }
     free_results(&right);
     free_results(&wrong);
-    assay_test_close(test);
 }
 
 /* What need not be given is judged all the same where it is. Of stages no more is asked for than of the whole. */
@@ -594,7 +588,7 @@ TEST(test_a_golden_without_error_scales)
     double first[2];
     for (int unscaled = 0; unscaled < 2; unscaled++) {
         const assay_test_options options = {.cache = "", .unscaled = unscaled, .only = only, .only_count = 1};
-        assay_test *test = open_with("rms_norm/one-row", &options);
+        OWNED_BY(close_test) assay_test *test = open_with("rms_norm/one-row", &options);
         assay_backend_tensor y;
         assay_test_report *report = NULL;
         assert_int_equal(assay_test_golden(test, "outputs/y", &y, message), ASSAY_TEST_OK);
@@ -602,7 +596,6 @@ TEST(test_a_golden_without_error_scales)
         assert_int_equal(assay_test_check(test, 1, &y, &report, message), ASSAY_TEST_OK);
         assert_int_equal(assay_test_report_verdict(report), unscaled ? ASSAY_TEST_NOT_COMPARABLE : ASSAY_TEST_PASS);
         assay_test_report_free(report);
-        assay_test_close(test);
     }
     assert_true(first[0] == first[1]);
 }
@@ -612,6 +605,7 @@ TEST(test_case_is_described)
     static const char *const sets[] = {"sequence=3", "num_experts_per_tok=1"};
     const char yaml[] = "case: mine/router\nop: routing\nmodel: mixtral-8x7b\nconfig: {num_experts: 4, base_emb_dim: "
                         "8}\nbatch: 1\nsequence: 2\n";
+    OWNED_BY(close_test)
     assay_test *test = open_with("moe/mixtral", &(assay_test_options){.sets = sets, .set_count = 2});
     assert_string_equal(assay_test_name(test), "moe/mixtral");
     assert_string_equal(assay_test_op(test), "moe");
@@ -623,7 +617,6 @@ TEST(test_case_is_described)
     assay_test_close(test);
     test = open_with(yaml, NULL);
     assert_string_equal(assay_test_name(test), "mine/router");
-    assay_test_close(test);
 }
 
 TEST(test_names_of_the_catalogue)
@@ -657,7 +650,7 @@ static int use_all(const char *what, const assay_test_options *options)
 {
     static double y[4096];
     static int32_t chosen[256];
-    assay_test *test = NULL;
+    OWNED_BY(close_test) assay_test *test = NULL;
     assay_test_report *report = NULL;
     assay_backend_tensor results[2], tensor;
     int count = 1, status = assay_test_open(what, options, &test, said);
@@ -689,7 +682,6 @@ static int use_all(const char *what, const assay_test_options *options)
         }
     }
     assay_test_report_free(report);
-    assay_test_close(test);
     return status;
 }
 
@@ -743,10 +735,9 @@ static bool use(assay_test *test)
 static void *use_in_thread(void *name)
 {
     const assay_test_options options = {.cache = "", .threads = 1};
-    assay_test *test = NULL;
+    OWNED_BY(close_test) assay_test *test = NULL;
     char message[ASSAY_TEST_MESSAGE];
     const intptr_t right = assay_test_open(name, &options, &test, message) == ASSAY_TEST_OK && use(test);
-    assay_test_close(test);
     return (void *)right;
 }
 
@@ -782,8 +773,7 @@ TEST(test_threads_share_a_test)
 {
     const assay_test_options options = {.cache = "", .threads = 1, .no_explanation = 1};
     for (int round = 0; round < 5; round++) {
-        assay_test *test = open_with("mlp/silu", &options);
+        OWNED_BY(close_test) assay_test *test = open_with("mlp/silu", &options);
         run_threads(8, use_shared, (void *const[]){test, test, test, test, test, test, test, test});
-        assay_test_close(test);
     }
 }

@@ -153,12 +153,11 @@ enum { PROCESSES = 6 };
 /* In a child, where no assertion may jump back into the tests. */
 static bool has_golden(const assay_test_options *options)
 {
-    assay_test *test = NULL;
+    OWNED_BY(close_test) assay_test *test = NULL;
     assay_backend_tensor y;
     const bool has = assay_test_open("rms_norm/one-row", options, &test, said) == ASSAY_TEST_OK &&
                      assay_test_golden(test, "outputs/y", &y, said) == ASSAY_TEST_OK;
     if (!has) fprintf(stderr, "%s\n", said);
-    assay_test_close(test);
     return has;
 }
 

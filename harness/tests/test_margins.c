@@ -66,10 +66,10 @@ static double least_margin(const assay_case *c, const assay_profile *profile)
 {
     assay_context ctx = assay_context_default(1);
     OWNED_BY(assay_plan_free) assay_plan plan = {0};
-    assay_tensor_set squares = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set squares = {0};
     double least = INFINITY;
     assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
-    test_tensors golden = decide(&ctx, &plan);
+    OWNED_BY(test_tensors_free) test_tensors golden = decide(&ctx, &plan);
     assert_ok(&ctx, assay_tensor_set_copy(&ctx, &golden.set, &squares));
     for (int i = 0; i < squares.count; i++) {
         assay_tensor *t = &squares.items[i];
@@ -81,11 +81,10 @@ static double least_margin(const assay_case *c, const assay_profile *profile)
     ctx.emulation = &emulation;
     for (int m = 0; m < MEMBERS; m++) {
         emulation.seed = (uint64_t)(1000 + m);
-        test_tensors member = decide(&ctx, &plan);
+        OWNED_BY(test_tensors_free) test_tensors member = decide(&ctx, &plan);
         if (!add_member(&golden.set, &member.set, &squares)) least = 0;
-        assay_tensor_set_free(&member.set);
     }
-    bool *used = used_tokens(&ctx, &plan);
+    OWNED bool *used = used_tokens(&ctx, &plan);
     for (int i = 0; i < squares.count; i++) {
         const assay_tensor *margin = &golden.set.items[i], *square = &squares.items[i];
         for (int64_t k = 0; margin->values != NULL && k < margin->count; k++) {
@@ -95,9 +94,6 @@ static double least_margin(const assay_case *c, const assay_profile *profile)
             if (isfinite(value) && square->values[k] > 0) least = fmin(least, value / sqrt(square->values[k]));
         }
     }
-    free(used);
-    assay_tensor_set_free(&squares);
-    assay_tensor_set_free(&golden.set);
     return least;
 }
 

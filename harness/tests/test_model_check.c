@@ -305,16 +305,14 @@ TEST_WITH_CONTEXT(stored_cases_are_as_they_were)
                                  ", decoder_block: deepseek, routed_score_func: sigmoid, norm_topk_prob: false, "
                                  "topk_routing_group: 2, rope_type: yarn, rope_interleave: false}}";
     assay_case *c = NULL;
-    assay_plan plan = {0};
+    OWNED_BY(assay_plan_free) assay_plan plan = {0};
     int count = 0;
-    char *yaml = NULL;
+    OWNED char *yaml = NULL;
     assert_ok(&ctx, assay_cases_parse_stored(&ctx, "golden", stored, strlen(stored), &c, &count));
     assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
     assert_ok(&ctx, assay_case_yaml(&ctx, c, &yaml));
     has_line(yaml, "  norm_topk_prob: true\n");
     has_line(yaml, "  rope_interleave: false\n");
-    free(yaml);
-    assay_plan_free(&plan);
     assay_cases_free(c, count);
 }
 

@@ -375,7 +375,7 @@ static void check_words(const char *name, const char *list, const assay_plan *pl
 TEST_WITH_CONTEXT(rows_name_tensors)
 {
     catalogue small = small_cases();
-    assay_plan *plans = calloc((size_t)small.count, sizeof *plans);
+    OWNED assay_plan *plans = calloc((size_t)small.count, sizeof *plans);
     for (int i = 0; i < small.count; i++) assert_ok(&ctx, assay_plan_make(&ctx, &plans[i], &small.all[i]));
     for (int i = 0; i < assay_mutant_count; i++) {
         const assay_mutant *m = &assay_mutants[i];
@@ -387,7 +387,6 @@ TEST_WITH_CONTEXT(rows_name_tensors)
         check_words(m->name, m->takes.named, plans, small.count, assay_path_ends);
     }
     for (int i = 0; i < small.count; i++) assay_plan_free(&plans[i]);
-    free(plans);
     assay_cases_free(small.all, small.count);
 }
 

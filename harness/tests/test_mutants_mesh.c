@@ -83,7 +83,7 @@ static const struct {
 TEST(what_is_changed)
 {
     for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
-        fixture f;
+        OWNED_BY(end) fixture f;
         start(&f, "moe/mesh-expert4");
         assert_true(changes_inputs(&f, changes[i].mutant, 0));
         assert_true(changes_results(&f, changes[i].mutant));
@@ -91,7 +91,6 @@ TEST(what_is_changed)
             check_block(&f, changes[i].path, changes[i].blocks, block, changes[i].from[block],
                         changes[i].factor[block]);
         }
-        end(&f);
     }
 }
 
@@ -99,7 +98,7 @@ TEST(what_is_changed)
 TEST(the_ring_as_a_shard_sees_it)
 {
     for (int64_t shard = 0; shard < 4; shard++) {
-        fixture f;
+        OWNED_BY(end) fixture f;
         start(&f, "moe/mesh-ring-hot-shard");
         const assay_mutation m = mutation_of(&f, shard);
         assert_int_equal(assay_case_shards(f.t.c), 4);
@@ -110,7 +109,6 @@ TEST(the_ring_as_a_shard_sees_it)
             check_block(&f, "weights/wo", 4, s, s, s == (shard + 3) % 4 ? 0 : 1);
             check_block(&f, "cotangents/y", 4, s, s, s == shard ? 1 : 0);
         }
-        end(&f);
     }
 }
 
@@ -155,7 +153,7 @@ TEST(shards_add_up)
 /* What the first replica's rows give, and what the others' rows give, is the whole gradient; nothing else is taken. */
 TEST(only_named_gradients_are_taken)
 {
-    fixture f;
+    OWNED_BY(end) fixture f;
     bool applies = false;
     start(&f, "moe/mesh-data2-expert2");
     const assay_trial t = trial_at(&f.t, "f64");
@@ -174,5 +172,4 @@ TEST(only_named_gradients_are_taken)
     assert_false(changes_inputs(&f, "ring_step_missing", 0));
     assert_false(changes_inputs(&f, "tensor_sum_twice", 0));
     assert_false(changes_inputs(&f, "microbatch_gradients_missing", 0));
-    end(&f);
 }

@@ -23,7 +23,7 @@ static void change_tensor(trial *t, const assay_profile *profile, const assay_te
 static void write_candidate(trial *t, const assay_profile *profile, int seed, bool nearest, const char *changed,
                             change *how)
 {
-    test_tensors results = {0};
+    OWNED_BY(test_tensors_free) test_tensors results = {0};
     const assay_emulation emulation = {.precision = profile->precision,
                                        .storage = profile->storage,
                                        .multiply = profile->storage,
@@ -41,7 +41,6 @@ static void write_candidate(trial *t, const assay_profile *profile, int seed, bo
         change_tensor(t, profile, spec, how, assay_tensor_set_find(&results.set, changed)->values);
     }
     trial_write_candidate(t, &results.set, profile, assay_has_error_scale);
-    assay_tensor_set_free(&results.set);
 }
 
 /* How far from where the golden expects it a statistic lies, in spreads. */

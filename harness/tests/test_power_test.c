@@ -298,7 +298,7 @@ TEST_IN_FOLDER(stored_is_found_again)
 TEST_IN_FOLDER(what_a_case_gives_changes_no_mutant)
 {
     OWNED_BY(trial_close) trial f;
-    assay_plan again = {0};
+    OWNED_BY(assay_plan_free) assay_plan again = {0};
     assay_case *stored = NULL;
     int count = 0;
     start(&f, folder, "moe/glm4.5-shape", "profiles=[bf16]", true);
@@ -307,7 +307,6 @@ TEST_IN_FOLDER(what_a_case_gives_changes_no_mutant)
     assert_ok(&f.ctx, assay_plan_make(&f.ctx, &again, stored));
     assert_ok(&f.ctx, assay_plan_mutants(&f.ctx, &again));
     assert_ok(&f.ctx, assay_golden_recompute(&f.ctx, &again, f.reader, true));
-    assay_plan_free(&again);
     assay_cases_free(stored, count);
 }
 

@@ -295,7 +295,7 @@ TEST(rows_have_pages)
 {
     int count = 0, tags = 0, missing = 0;
     assay_case *cases = all_cases(&count);
-    char *text = text_of("docs/operations.md"), *readme = text_of("README.md"), *bugs = text_of("docs/bugs.csv");
+    OWNED char *text = text_of("docs/operations.md"), *readme = text_of("README.md"), *bugs = text_of("docs/bugs.csv");
     for (int i = 0; assay_operations[i] != NULL; i++) {
         const char *name = assay_operations[i]->name;
         char quoted[64];
@@ -318,8 +318,5 @@ TEST(rows_have_pages)
     }
     assert_true(tags > 100);
     assert_int_equal(missing, 0);
-    free(text);
-    free(readme);
-    free(bugs);
     assay_cases_free(cases, count);
 }

@@ -56,7 +56,7 @@ static bool is_result_or_choice(const assay_tensor_spec *spec)
 
 static void write_kernel(trial *t, const assay_profile *profile, kernel_source kernel)
 {
-    test_tensors results = {0};
+    OWNED_BY(test_tensors_free) test_tensors results = {0};
     const assay_emulation types = {.storage = profile->storage};
     kernel.golden = assay_fixture_source(t->reader);
     const assay_source in = {.self = &kernel, .has = kernel_has, .read = kernel_read, .read_i32 = kernel_read_i32};
@@ -66,7 +66,6 @@ static void write_kernel(trial *t, const assay_profile *profile, kernel_source k
     own.emulation = &types;
     assert_ok(&own, assay_operation_evaluate(&own, t->plan.operation, t->c, &in, &out));
     trial_write_candidate(t, &results.set, profile, kernel.chooses ? is_result_or_choice : is_result);
-    assay_tensor_set_free(&results.set);
 }
 
 /* With inputs in `type`. */

@@ -179,7 +179,7 @@ static bool is_result(const char *name, const char *path)
 static void check_case(assay_case *c, const assay_arithmetic *arithmetic, is_judged *is_one, int *judged, int *still)
 {
     trial t;
-    assay_tensor_set golden = {0}, found = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set golden = {0}, found = {0};
     const assay_emulation sums = {.precision = {.name = "sums", .accumulate = 0x1p-24, .given = ASSAY_FLOAT64},
                                   .storage = ASSAY_FLOAT64,
                                   .multiply = ASSAY_FLOAT64};
@@ -200,8 +200,6 @@ static void check_case(assay_case *c, const assay_arithmetic *arithmetic, is_jud
         printf("%s: %s is a sum without its rounding\n", c->name, g->spec.path);
         ++*still;
     }
-    assay_tensor_set_free(&golden);
-    assay_tensor_set_free(&found);
     assay_inputs_close(&t.inputs);
     assay_plan_free(&t.plan);
 }

@@ -67,7 +67,7 @@ static int64_t row_of(const written *f, int64_t token, int64_t row, int64_t toke
 TEST_IN_FOLDER(each_byte_of_a_row_is_judged)
 {
     enum { ROW = 656, TOKENS = 4, LATENTS = 512, SCALES = 16, TOKEN = 1 };
-    written f;
+    OWNED_BY(close_case) written f;
     open_case(&f, folder, "cache_append/norm-rope-ds-mla", "bf16", "kv_cache");
     expect(&f, NULL);
     int32_t *row = f.bytes->indices + row_of(&f, TOKEN, ROW, TOKENS);
@@ -92,7 +92,6 @@ TEST_IN_FOLDER(each_byte_of_a_row_is_judged)
     expect(&f, "is nan");
     row[7] = 256 + 5;
     expect(&f, "is nan");
-    close_case(&f);
 }
 
 /* A code beside the golden's passes where the number that it stands for is near enough, and is counted. */
@@ -154,7 +153,7 @@ TEST_IN_FOLDER(stages_go_by_the_candidates_numbers)
 /* Rows that no token has, and what lies behind rows, are as they were. */
 TEST_IN_FOLDER(bytes_of_no_token_are_exact)
 {
-    written f;
+    OWNED_BY(close_case) written f;
     open_case(&f, folder, "cache_append/norm-rope-split", "bf16", "ckv_cache");
     const int64_t page = f.bytes->spec.shape.dims[1];
     f.bytes->indices[page - 1] ^= 1; /* the row beyond the page's tokens */
@@ -163,13 +162,12 @@ TEST_IN_FOLDER(bytes_of_no_token_are_exact)
     assert_non_null(f.scales);
     f.scales->indices[f.scales->spec.shape.dims[1] - 1] ^= 1;
     expect(&f, "outputs/ckv_cache_scale: 1 of ");
-    close_case(&f);
 }
 
 /* The scale of another block, with the codes that the golden has by its own: neither passes for the other's sake. */
 TEST_IN_FOLDER(codes_go_by_the_candidates_scale)
 {
-    written f;
+    OWNED_BY(close_case) written f;
     open_case(&f, folder, "cache_append/key-norm-nvfp4", "bf16", "key_cache");
     assert_non_null(f.scales);
     const assay_tensor *slots = assay_tensor_set_find(&f.t.golden, "inputs/slot_mapping");
@@ -188,13 +186,12 @@ TEST_IN_FOLDER(codes_go_by_the_candidates_scale)
         }
     }
     assert_true(passed < heads * blocks);
-    close_case(&f);
 }
 
 /* Values are written as they come: their bytes are exact beside keys that are computed. */
 TEST_IN_FOLDER(what_is_not_computed_is_exact)
 {
-    written f;
+    OWNED_BY(close_case) written f;
     open_case(&f, folder, "cache_append/key-norm-rope", "bf16", "value_cache");
     f.bytes->indices[row_of(&f, 0, 3 * 16 * 2, 4)] ^= 1; /* the last bit of a bfloat16 number */
     expect(&f, "outputs/value_cache[");
@@ -202,7 +199,6 @@ TEST_IN_FOLDER(what_is_not_computed_is_exact)
     open_case(&f, folder, "cache_append/rope", "bf16", "kv_cache");
     f.bytes->indices[row_of(&f, 0, 2 * (24 + 8), 4)] ^= 1;
     expect(&f, "outputs/kv_cache[");
-    close_case(&f);
 }
 
 /* Runs of the emulated arithmetic, rounded to nearest as kernels do, pass; some of their bytes are others. */
@@ -216,7 +212,7 @@ TEST_IN_FOLDER(correct_runs_pass)
                  {"cache_append/norm-rope-float32", "f32", "kv_cache"}};
     bool others = false;
     for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
-        written f;
+        OWNED_BY(close_case) written f;
         open_case(&f, folder, cases[n].name, cases[n].profile, cases[n].bytes);
         const assay_precision precision = assay_case_precision(f.t.c, f.profile);
         for (int number = 0; number < 20; number++) {
@@ -232,7 +228,6 @@ TEST_IN_FOLDER(correct_runs_pass)
             if (report.verdict != ASSAY_PASS) fail_msg("%s, run %d: %s", cases[n].name, number, report.message);
             others |= strstr(report.codes, " 0 within errors") == NULL;
         }
-        close_case(&f);
     }
     assert_true(others);
 }
@@ -241,21 +236,20 @@ TEST_IN_FOLDER(a_given_scale_is_above_0)
 {
     static const double bad[] = {0, -0.125, NAN, INFINITY};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        written f;
+        OWNED_BY(close_case) written f;
         open_case(&f, folder, "cache_append/key-norm-partial-rope", "bf16", "key_cache");
         assay_tensor_set_find(&f.t.golden, "inputs/v_scale")->values[1] = bad[i];
         const assay_source in = assay_input_source(&f.t.golden);
         const assay_sink out = assay_results_sink(&f.results);
         assert_bad_input(&f.t.ctx, assay_operation_run(&f.t.ctx, f.t.plan.operation, f.t.c, &in, &out),
                          "inputs/v_scale[1] is ");
-        close_case(&f);
     }
 }
 
 /* Who judges leaves the candidate as it was, and says where memory ends. */
 TEST_IN_FOLDER(failing_allocations)
 {
-    written f;
+    OWNED_BY(close_case) written f;
     assay_status status = ASSAY_NO_MEMORY;
     open_case(&f, folder, "cache_append/norm-rope-split", "bf16", "ckv_cache");
     const assay_judging how = trial_judging(f.profile);
@@ -266,5 +260,4 @@ TEST_IN_FOLDER(failing_allocations)
         if (status == ASSAY_OK) assert_int_equal(report.verdict, ASSAY_PASS);
     }
     assert_ok(&f.t.ctx, status);
-    close_case(&f);
 }

@@ -3,12 +3,18 @@
 
 #include "oracle/base/tensor_set.h"
 
-/* Starts zeroed; its set is to be freed. */
+/* Starts zeroed. */
 typedef struct test_tensors {
     assay_tensor_set set;
     const char *const *wanted; /* as a sink: globs, NULL at the end; NULL for everything */
     int64_t reads;             /* as a source: elements read */
 } test_tensors;
+
+/* For OWNED_BY. */
+static inline void test_tensors_free(test_tensors *tensors)
+{
+    assay_tensor_set_free(&tensors->set);
+}
 
 /* The elements of a new tensor, undefined so far; NULL when there is no memory. */
 double *test_tensors_add(test_tensors *tensors, const char *path, int64_t count);

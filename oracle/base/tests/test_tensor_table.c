@@ -50,7 +50,7 @@ static void run(const char *lacks, const char *wanted, assay_status expected, in
 {
     assay_context ctx = {0};
     const char *const globs[] = {wanted, NULL};
-    test_tensors given = {0}, written = {.wanted = globs};
+    OWNED_BY(test_tensors_free) test_tensors given = {0}, written = {.wanted = globs};
     fill(&given, lacks);
     const assay_source in = test_tensors_source(&given);
     const assay_sink out = test_tensors_sink(&written);
@@ -69,8 +69,6 @@ static void run(const char *lacks, const char *wanted, assay_status expected, in
     assay_weights_free(&table, weights);
     assay_weights_free(&table, g);
     assert_null(weights[0]);
-    assay_tensor_set_free(&given.set);
-    assay_tensor_set_free(&written.set);
 }
 
 TEST(test_weights_and_gradients)
@@ -85,7 +83,7 @@ TEST(test_weights_and_gradients)
 TEST(test_no_memory)
 {
     assay_context ctx = {0};
-    test_tensors given = {0};
+    OWNED_BY(test_tensors_free) test_tensors given = {0};
     fill(&given, NULL);
     const assay_source in = test_tensors_source(&given);
     const assay_tensor_table table = table_of(2);
@@ -96,5 +94,4 @@ TEST(test_no_memory)
         assay_fail_allocation(-1);
         assay_weights_free(&table, weights);
     }
-    assay_tensor_set_free(&given.set);
 }

@@ -252,7 +252,7 @@ TEST(test_emulated_runs_move_what_a_recipe_quantises)
     block_run(&emulated, &p);
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         char checkpoint[ASSAY_PATH_SIZE], path[ASSAY_PATH_SIZE];
-        test_tensors spreads = {0};
+        OWNED_BY(test_tensors_free) test_tensors spreads = {0};
         const assay_source in = test_tensors_source(&spreads);
         const int tensor = graph_find(&g, table[i].of);
         int64_t count = graph_size(&g, tensor);
@@ -275,7 +275,6 @@ TEST(test_emulated_runs_move_what_a_recipe_quantises)
                                 (size_t)block_size(&p, table[i].changed) * sizeof(double));
         assert_same_bits(block_gradient(&moved, table[i].same), block_gradient(&p, table[i].same),
                          block_size(&p, table[i].same));
-        assay_tensor_set_free(&spreads.set);
     }
 }
 
@@ -285,7 +284,8 @@ TEST_WITH_CONTEXT(test_gradients_that_are_quantised_are_shown)
     static const char *const wanted[] = {"checkpoints/*_gradient", NULL}, *const nothing[] = {NULL};
     static const char *const names[] = {"q_gradient", "query_wa_proj_gradient", "kv_gradient", "kv_wa_proj_gradient"};
     const assay_mla_config config = by_recipe("fp8_full");
-    test_tensors staged = {0}, shown = {.wanted = wanted}, none = {.wanted = nothing};
+    test_tensors none = {.wanted = nothing};
+    OWNED_BY(test_tensors_free) test_tensors staged = {0}, shown = {.wanted = wanted};
     const assay_source in = test_tensors_source(&staged);
     const assay_sink out = test_tensors_sink(&shown), ignored = test_tensors_sink(&none);
     graph g;
@@ -317,8 +317,6 @@ TEST_WITH_CONTEXT(test_gradients_that_are_quantised_are_shown)
     assert_true(block_largest(block_gradient(&p, "inputs/x"), p.tokens * p.dim) == 0);
     assert_true(block_largest(block_gradient(&p, "wkv_b/kernel"), block_size(&p, "wkv_b/kernel")) == 0);
     assert_true(block_largest(block_gradient(&p, "out/kernel"), block_size(&p, "out/kernel")) > 0);
-    assay_tensor_set_free(&staged.set);
-    assay_tensor_set_free(&shown.set);
 }
 
 /* --- the configuration --- */

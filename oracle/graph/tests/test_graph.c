@@ -240,7 +240,7 @@ static void assert_same_gradients(const example *e, const example *expected)
 
 TEST_WITH_CONTEXT(test_what_has_no_name_is_computed_again)
 {
-    example e, again;
+    OWNED_BY(close_example) example e, again;
     open_example(&e);
     open_example(&again);
     assert_ok(&ctx, graph_forward(&ctx, &e.run));
@@ -255,14 +255,12 @@ TEST_WITH_CONTEXT(test_what_has_no_name_is_computed_again)
     assert_ok(&ctx, graph_backward(&ctx, &again.run));
     assert_int_equal(sums, 3); /* now it was let go */
     assert_same_gradients(&again, &e);
-    close_example(&e);
-    close_example(&again);
 }
 
 TEST_WITH_CONTEXT(test_what_is_there_is_not_computed_and_what_is_lent_stays)
 {
     double given[ROWS * HALF];
-    example e;
+    OWNED_BY(close_example) example e;
     open_example(&e);
     assay_fill_nan(given, ROWS * HALF);
     graph_lend(&e.run, e.sum, given);
@@ -274,17 +272,15 @@ TEST_WITH_CONTEXT(test_what_is_there_is_not_computed_and_what_is_lent_stays)
     assert_all_nan(e.run.value[e.y], ROWS * DIM);
     assert_ok(&ctx, graph_forward(&ctx, &e.run));
     assert_int_equal(sums, 0);
-    double *y = graph_take(&e.run, e.y);
+    OWNED double *y = graph_take(&e.run, e.y);
     graph_close(&e.run); /* frees neither */
     assert_all_nan(y, ROWS * DIM);
-    free(y);
-    close_example(&e);
 }
 
 TEST_WITH_CONTEXT(test_rooms_are_written_in_place)
 {
     double sum[ROWS * HALF], y[ROWS * DIM], dsum[ROWS * HALF];
-    example e, own;
+    OWNED_BY(close_example) example e, own;
     open_example(&e);
     open_example(&own);
     assert_ok(&ctx, graph_forward(&ctx, &own.run));
@@ -308,15 +304,13 @@ TEST_WITH_CONTEXT(test_rooms_are_written_in_place)
     assert_ok(&ctx, graph_backward(&ctx, &e.run));
     assert_all_nan(e.gradients[4], count_at(&e, 4));
     for (int i = 0; i < 4; i++) assert_same_bits(e.gradients[i], own.gradients[i], count_at(&e, i));
-    close_example(&e);
-    close_example(&own);
 }
 
 /* Each gets its own columns of one gradient; where one of them has no gradient they are 0. */
 TEST_WITH_CONTEXT(test_columns_are_read_in_parts)
 {
     double dup[ROWS][2 * HALF], dleft[ROWS][HALF], dright[ROWS][HALF];
-    example e;
+    OWNED_BY(close_example) example e;
     open_example(&e);
     assert_true(e.g.tensors[e.up].in_parts);
     graph_want_gradient(&e.run, e.left, dleft[0]);
@@ -334,7 +328,6 @@ TEST_WITH_CONTEXT(test_columns_are_read_in_parts)
             for (int i = 0; i < HALF; i++) assert_true(dup[row][HALF + i] == (alone ? 0 : dright[row][i]));
         }
     }
-    close_example(&e);
 }
 
 TEST_WITH_CONTEXT(test_gradients_that_nobody_wants_are_skipped)
@@ -375,11 +368,11 @@ TEST_WITH_CONTEXT(test_gradients_that_nobody_wants_are_skipped)
 
 TEST_WITH_CONTEXT(test_checkpoints_are_written_and_staged)
 {
-    test_tensors staged = {0}, shown = {0};
+    OWNED_BY(test_tensors_free) test_tensors staged = {0}, shown = {0};
     const assay_source in = test_tensors_source(&staged);
     const assay_sink out = test_tensors_sink(&shown);
     double *sum = test_tensors_add(&staged, "staged/checkpoints/layers/3/sum", ROWS * HALF);
-    example e;
+    OWNED_BY(close_example) example e;
     open_example(&e);
     for (int i = 0; i < ROWS * HALF; i++) sum[i] = 0;
     e.run.in = &in;
@@ -393,9 +386,6 @@ TEST_WITH_CONTEXT(test_checkpoints_are_written_and_staged)
     const assay_tensor *y = assay_tensor_set_find(&shown.set, "checkpoints/layers/3/y");
     assert_int_equal(y->count, ROWS * DIM);
     for (int i = 0; i < ROWS * DIM; i++) assert_true(y->values[i] == 0);
-    assay_tensor_set_free(&staged.set);
-    assay_tensor_set_free(&shown.set);
-    close_example(&e);
 }
 
 /* With checkpoints that stay, and with all computed again. */
@@ -430,7 +420,7 @@ TEST_WITH_CONTEXT(test_operations_by_hand)
 {
     const double up = 2 * ROWS * DIM * 2 * HALF, product = 2 * ROWS * HALF * HALF, down = 2 * ROWS * HALF * DIM;
     test_operations operations = {.count = 0};
-    example e;
+    OWNED_BY(close_example) example e;
     open_example(&e);
     assert_true(graph_operations(&e.g, e.x) == 0);
     assert_true(graph_operations(&e.g, e.up) == up);
@@ -445,13 +435,12 @@ TEST_WITH_CONTEXT(test_operations_by_hand)
     operations.count = 0;
     assert_ok(&ctx, graph_backward(&ctx, &e.run));
     assert_true(operations.count == graph_backward_operations(&e.g));
-    close_example(&e);
 }
 
 TEST(test_tables_and_sizes)
 {
     const double weights = DIM * 2 * HALF + HALF * HALF + HALF + HALF * DIM, checkpoints = ROWS * (3 * HALF + DIM);
-    example e;
+    OWNED_BY(close_example) example e;
     open_example(&e);
     assert_int_equal(graph_find(&e.g, "up"), e.up);
     assert_int_equal(graph_find(&e.g, "down"), 0);
@@ -462,5 +451,4 @@ TEST(test_tables_and_sizes)
     const assay_tensor_table table = graph_weight_table(&e.g);
     assert_int_equal(table.count, WEIGHTS);
     assert_string_equal(table.rows[1].name, "u");
-    close_example(&e);
 }

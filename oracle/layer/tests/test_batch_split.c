@@ -48,12 +48,10 @@ static void run_both(layer_case *plain, assay_mesh mesh, int64_t factor, int gra
 {
     assay_context ctx = assay_context_default(1);
     layer_case split = split_case_of(plain, mesh, factor);
-    test_tensors expected = {0}, found = {0};
+    OWNED_BY(test_tensors_free) test_tensors expected = {0}, found = {0};
     layer_case_run(&ctx, plain, &expected);
     layer_case_run(&ctx, &split, &found);
     assert_int_equal(assert_equal_results(&found, &expected), gradients);
-    assay_tensor_set_free(&expected.set);
-    assay_tensor_set_free(&found.set);
 }
 
 TEST(the_schedule_is_the_stack)
@@ -77,7 +75,7 @@ TEST(the_report_is_the_model)
         OWNED_BY(layer_case_free) layer_case plain = split_case_plain(5, 1, 8, 2);
         layer_case split = split_case_of(&plain, meshes[i], 2);
         assay_remat_report model;
-        test_tensors found = {0};
+        OWNED_BY(test_tensors_free) test_tensors found = {0};
         layer_case_run(&ctx, &split, &found);
         assert_ok(&ctx, assay_stack_remat_model(&ctx, &split.config, &model));
         const double operations = layer_case_get(&found, "remat/operations_recomputed")->values[0];
@@ -86,7 +84,6 @@ TEST(the_report_is_the_model)
         assert_true(layer_case_get(&found, "remat/bytes_offloaded")->values[0] == (double)model.bytes_offloaded);
         assert_true(meshes[i].size[ASSAY_AXIS_EXPERT] > 2 ? operations >= model.operations_recomputed
                                                           : operations == model.operations_recomputed);
-        assay_tensor_set_free(&found.set);
     }
 }
 
@@ -101,7 +98,7 @@ TEST_WITH_CONTEXT(forward_alone)
 {
     OWNED_BY(layer_case_free) layer_case plain = split_case_plain(4, 0, 4, 3);
     layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 2}}, 2);
-    test_tensors with = {0}, without = {0};
+    OWNED_BY(test_tensors_free) test_tensors with = {0}, without = {0};
     layer_case_run(&ctx, &split, &with);
     const assay_source in = test_tensors_source(&split.in);
     assay_sink out = test_tensors_sink(&without);
@@ -112,8 +109,6 @@ TEST_WITH_CONTEXT(forward_alone)
     const assay_schedule_dims dims = {0, 4, 2, false};
     assert_int_equal(layer_case_get(&without, "schedule/events")->count,
                      assay_schedule_count(&dims) * ASSAY_EVENT_FIELDS);
-    assay_tensor_set_free(&with.set);
-    assay_tensor_set_free(&without.set);
 }
 
 static const assay_emulation bfloat16 = {.precision = {.storage = 0x1p-9,
@@ -147,7 +142,7 @@ TEST(rows_beyond_the_capacity_are_computed_again)
         layer_case_fill(&plain);
         layer_case split = split_case_of(&plain, (assay_mesh){{2, 1, 4}}, 2);
         double *bias = layer_case_get(&plain.in, "weights/moe/gate/bias")->values;
-        test_tensors all = {0}, cut = {0};
+        OWNED_BY(test_tensors_free) test_tensors all = {0}, cut = {0};
         if (emulated) ctx.arithmetic = &assay_arithmetic_emulated;
         if (emulated) ctx.emulation = &bfloat16;
         for (int e = 0; e < 4; e++) bias[e] = e < 2 ? 5 : 0; /* two of four shards get everything */
@@ -163,8 +158,6 @@ TEST(rows_beyond_the_capacity_are_computed_again)
         assert_true(again == 2 * 2 * 4.0 * 8 * 5 * (double)sizes.copies);
         for (int i = 0; emulated && i < 4; i++)
             assert_bfloat16(layer_case_get(&cut, stored[i])->values, layer_case_get(&cut, stored[i])->count);
-        assay_tensor_set_free(&all.set);
-        assay_tensor_set_free(&cut.set);
     }
 }
 
@@ -204,11 +197,10 @@ TEST(sums_of_gradients)
 
 static assay_status run_status(assay_context *ctx, const layer_case *c)
 {
-    test_tensors found = {0};
+    OWNED_BY(test_tensors_free) test_tensors found = {0};
     const assay_source in = test_tensors_source((test_tensors *)(uintptr_t)&c->in);
     const assay_sink out = test_tensors_sink(&found);
     const assay_status status = assay_stack_run(ctx, &c->config, &in, &out);
-    assay_tensor_set_free(&found.set);
     return status;
 }
 
@@ -217,7 +209,7 @@ TEST_WITH_CONTEXT(a_given_choice)
 {
     OWNED_BY(layer_case_free) layer_case plain = split_case_plain(4, 0, 4, 3);
     layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 2}}, 2);
-    test_tensors expected = {0}, found = {0};
+    OWNED_BY(test_tensors_free) test_tensors expected = {0}, found = {0};
     int32_t *ids = test_tensors_add_i32(&split.in, "routing/layers/1/selected_experts", 24);
     for (int i = 0; i < 24; i++) ids[i] = (i / 2 * (i / 2) + i % 2) % 4;
     plain.in = split.in;
@@ -227,8 +219,6 @@ TEST_WITH_CONTEXT(a_given_choice)
     assert_true(assert_equal_results(&found, &expected) > 0);
     ids[23] = 4;
     assert_bad_input(&ctx, run_status(&ctx, &split), "selected_experts");
-    assay_tensor_set_free(&expected.set);
-    assay_tensor_set_free(&found.set);
 }
 
 TEST_WITH_CONTEXT(missing_and_foreign_weights_are_refused)

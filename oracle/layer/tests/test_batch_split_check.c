@@ -144,7 +144,7 @@ TEST_WITH_CONTEXT(segments_are_refused)
     layer_case plain = split_case_plain(4, 0, 2, 1);
     layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 1}}, 2);
     int32_t *segments = test_tensors_add_i32(&split.in, "inputs/segment_ids", 2);
-    test_tensors found = {0};
+    OWNED_BY(test_tensors_free) test_tensors found = {0};
     const assay_source in = test_tensors_source(&split.in);
     const assay_sink out = test_tensors_sink(&found);
     assert_non_null(segments);
@@ -152,6 +152,5 @@ TEST_WITH_CONTEXT(segments_are_refused)
     assert_bad_input(&ctx, assay_stack_run(&ctx, &split.config, &in, &out),
                      "inputs/segment_ids: use_batch_split_schedule has none");
     assert_int_equal(found.set.count, 0);
-    assay_tensor_set_free(&found.set);
     assay_tensor_set_free(&split.in.set);
 }

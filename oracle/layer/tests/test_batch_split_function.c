@@ -177,7 +177,7 @@ TEST(rows_beyond_the_groups)
         const assay_function_config config = config_of(assay_batch_split_function_of(names[n]));
         assay_context ctx = assay_context_default(2);
         assay_function_tensors tensors;
-        test_tensors in = {0}, out = {0};
+        OWNED_BY(test_tensors_free) test_tensors in = {0}, out = {0};
         int64_t beyond = 0;
         assay_function_tensors_of(&config, &tensors);
         fill(&config, &tensors, &in);
@@ -198,8 +198,6 @@ TEST(rows_beyond_the_groups)
             }
         }
         assert_true(beyond > 0);
-        assay_tensor_set_free(&in.set);
-        assay_tensor_set_free(&out.set);
     }
 }
 
@@ -234,13 +232,11 @@ static double counted(const char *name)
     assay_context ctx = assay_context_default(1);
     test_operations operations = {.count = 0};
     assay_function_tensors tensors;
-    test_tensors in = {0}, out = {0};
+    OWNED_BY(test_tensors_free) test_tensors in = {0}, out = {0};
     assay_function_tensors_of(&config, &tensors);
     fill(&config, &tensors, &in);
     test_count_operations(&ctx, &operations);
     run(&ctx, &config, &in, &out);
-    assay_tensor_set_free(&in.set);
-    assay_tensor_set_free(&out.set);
     return operations.count;
 }
 
@@ -280,7 +276,7 @@ TEST_WITH_CONTEXT(bad_input_is_refused)
 {
     assay_function_config config = config_of(assay_batch_split_function_of("extract_layer_weights"));
     assay_function_tensors tensors;
-    test_tensors in = {0}, out = {0};
+    OWNED_BY(test_tensors_free) test_tensors in = {0}, out = {0};
     assay_function_tensors_of(&config, &tensors);
     fill(&config, &tensors, &in);
     const assay_source source = test_tensors_source(&in);
@@ -301,6 +297,4 @@ TEST_WITH_CONTEXT(bad_input_is_refused)
     const assay_source angles = test_tensors_source(&in);
     assay_tensor_set_find(&in.set, "inputs/freqs")->values[3] = 9;
     assert_bad_input(&ctx, assay_function_run(&ctx, &config, &angles, &sink), "expected the two of a pair to be equal");
-    assay_tensor_set_free(&in.set);
-    assay_tensor_set_free(&out.set);
 }

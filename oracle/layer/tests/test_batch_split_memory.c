@@ -125,7 +125,7 @@ TEST(weights_of_two_layers_at_a_time)
 TEST_WITH_CONTEXT(residuals_are_offloaded)
 {
     OWNED_BY(layer_case_free) layer_case c = wide_case(4, 2);
-    test_tensors out = {0};
+    OWNED_BY(test_tensors_free) test_tensors out = {0};
     const assay_source in = test_tensors_source(&c.in);
     const assay_sink sink = test_tensors_sink(&out);
     assert_int_equal(setenv("TMPDIR", "/nowhere", 1), 0);
@@ -140,5 +140,4 @@ TEST_WITH_CONTEXT(residuals_are_offloaded)
     const double others = 4 * (2 * (8 + 2) * sizeof(double) + 2 * sizeof(int32_t)) + offloaded / 3;
     assert_true(layer_case_get(&out, "remat/bytes_offloaded")->values[0] == offloaded);
     assert_true(layer_case_get(&out, "remat/bytes_kept")->values[0] == others);
-    assay_tensor_set_free(&out.set);
 }

@@ -23,23 +23,20 @@ static void assert_near(const test_tensors *actual, const test_tensors *expected
 static void check_engines(layer_case c)
 {
     assay_context ctx = assay_context_default(1);
-    test_tensors expected = {0};
+    OWNED_BY(test_tensors_free) test_tensors expected = {0};
     layer_case_fill(&c);
     layer_case_run(&ctx, &c, &expected);
     for (int form = 0; test_next_context(&form, &ctx);) {
-        test_tensors out = {0};
+        OWNED_BY(test_tensors_free) test_tensors out = {0};
         layer_case_run(&ctx, &c, &out);
         assert_int_equal(out.set.count, expected.set.count);
         layer_case_assert_same(&out, &expected);
-        assay_tensor_set_free(&out.set);
     }
     ctx = assay_context_default(2);
     ctx.arithmetic = &assay_arithmetic_blas;
-    test_tensors blas = {0};
+    OWNED_BY(test_tensors_free) test_tensors blas = {0};
     layer_case_run(&ctx, &c, &blas);
     assert_near(&blas, &expected, 1e-12);
-    assay_tensor_set_free(&blas.set);
-    assay_tensor_set_free(&expected.set);
     layer_case_free(&c);
 }
 
@@ -59,24 +56,21 @@ TEST_WITH_CONTEXT(test_wanted)
     static const char *const *const lists[] = {outputs, one, other, gate};
     static const int counts[] = {1, 4, 1, 1};
     OWNED_BY(layer_case_free) layer_case c = layer_case_make(2, 1, 1, 5);
-    test_tensors whole = {0};
+    OWNED_BY(test_tensors_free) test_tensors whole = {0};
     c.config.moe.shared_gate = true;
     layer_case_fill(&c);
     layer_case_run(&ctx, &c, &whole);
     for (int i = 0; i < 4; i++) {
-        test_tensors out = {.wanted = lists[i]};
+        OWNED_BY(test_tensors_free) test_tensors out = {.wanted = lists[i]};
         layer_case_run(&ctx, &c, &out);
         assert_int_equal(out.set.count, counts[i]);
         layer_case_assert_same(&out, &whole);
-        assay_tensor_set_free(&out.set);
     }
     test_tensors_remove(&c.in, "cotangents/y");
-    test_tensors zeros = {0};
+    OWNED_BY(test_tensors_free) test_tensors zeros = {0};
     layer_case_run(&ctx, &c, &zeros);
     const assay_tensor *dx = layer_case_get(&zeros, "gradients/inputs/x");
     for (int64_t i = 0; i < dx->count; i++) assert_true(dx->values[i] == 0);
-    assay_tensor_set_free(&zeros.set);
-    assay_tensor_set_free(&whole.set);
 }
 
 TEST(test_refusals)
@@ -91,7 +85,7 @@ TEST(test_refusals)
     for (int i = 0; i < 7; i++) {
         assay_context ctx = assay_context_default(1);
         OWNED_BY(layer_case_free) layer_case c = i == 6 ? layer_case_gqa(2, 1, 5) : layer_case_make(2, 1, 1, 5);
-        test_tensors out = {0};
+        OWNED_BY(test_tensors_free) test_tensors out = {0};
         layer_case_fill(&c);
         if (i == 0) c.config.dense_layers = 3;
         if (i == 1) c.config.epsilon = NAN;
@@ -104,6 +98,5 @@ TEST(test_refusals)
         const assay_sink sink = test_tensors_sink(&out);
         assert_bad_input(&ctx, assay_stack_run(&ctx, &c.config, &in, &sink), messages[i]);
         assert_int_equal(out.set.count, 0);
-        assay_tensor_set_free(&out.set);
     }
 }

@@ -26,7 +26,7 @@ static void assert_report(const test_tensors *out, const assay_remat_report *exp
 static void check_policy(assay_context *ctx, layer_case *c, const assay_remat_policy *policy,
                          const test_tensors *expected)
 {
-    test_tensors out = {0};
+    OWNED_BY(test_tensors_free) test_tensors out = {0};
     assay_remat_report model;
     c->config.policy = *policy;
     layer_case_run(ctx, c, &out);
@@ -34,7 +34,6 @@ static void check_policy(assay_context *ctx, layer_case *c, const assay_remat_po
     layer_case_assert_same(&out, expected);
     assert_ok(ctx, assay_stack_remat_model(ctx, &c->config, &model));
     assert_report(&out, &model);
-    assay_tensor_set_free(&out.set);
 }
 
 /* Each name alone, each way; then draws of all names together. */
@@ -44,7 +43,7 @@ static void check_same_bits(layer_case c)
     assay_context ctx = assay_context_default(2);
     const assay_remat_policy full = c.config.policy;
     uint64_t seed = 7;
-    test_tensors expected = {0};
+    OWNED_BY(test_tensors_free) test_tensors expected = {0};
     layer_case_run(&ctx, &c, &expected);
     for (int name = 0; name < ASSAY_REMAT_NAMES; name++) {
         for (int action = ASSAY_DEVICE; action <= ASSAY_OFFLOAD; action++) {
@@ -61,7 +60,6 @@ static void check_same_bits(layer_case c)
             policy.action[ASSAY_REMAT_DECODER_LAYER_INPUT] = ASSAY_OFFLOAD;
         check_policy(&ctx, &c, &policy, &expected);
     }
-    assay_tensor_set_free(&expected.set);
     layer_case_free(&c);
 }
 
@@ -79,19 +77,17 @@ TEST_WITH_CONTEXT(test_forms)
     static const assay_moe_path paths[] = {ASSAY_MOE_DENSE, ASSAY_MOE_DROPPING};
     for (int path = 0; path < 2; path++) {
         OWNED_BY(layer_case_free) layer_case c = four_layers();
-        test_tensors expected = {0};
+        OWNED_BY(test_tensors_free) test_tensors expected = {0};
         c.config.moe.path = paths[path];
         c.config.moe.capacity_factor = 1;
         layer_case_run(&ctx, &c, &expected);
         for (int action = ASSAY_DEVICE; action <= ASSAY_OFFLOAD; action++) {
-            test_tensors out = {0};
+            OWNED_BY(test_tensors_free) test_tensors out = {0};
             for (int name = 0; name < ASSAY_REMAT_NAMES; name++)
                 c.config.policy.action[name] = (assay_remat_action)action;
             layer_case_run(&ctx, &c, &out);
             layer_case_assert_same(&out, &expected);
-            assay_tensor_set_free(&out.set);
         }
-        assay_tensor_set_free(&expected.set);
     }
 }
 

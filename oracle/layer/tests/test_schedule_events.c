@@ -102,7 +102,7 @@ static assay_status check(assay_context *ctx, const list *l, const assay_schedul
 TEST_WITH_CONTEXT(a_run_has_these_events)
 {
     OWNED_BY(layer_case_free) layer_case c = split_case_small(4, 0, 2);
-    test_tensors out = {0};
+    OWNED_BY(test_tensors_free) test_tensors out = {0};
     layer_case_run(&ctx, &c, &out);
     const assay_tensor *found = layer_case_get(&out, "schedule/events");
     assert_int_equal(found->count, EVENTS * ASSAY_EVENT_FIELDS);
@@ -111,7 +111,6 @@ TEST_WITH_CONTEXT(a_run_has_these_events)
         if (memcmp(found->indices + i * ASSAY_EVENT_FIELDS, &expected, sizeof expected) != 0)
             fail_msg("event %d is not '%s'", i, four_layers[i]);
     }
-    assay_tensor_set_free(&out.set);
 }
 
 /* Layers count over the whole stack, dense ones before the schedule included. */
@@ -123,7 +122,7 @@ TEST(runs_of_other_sizes_pass_the_check)
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
         OWNED_BY(layer_case_free) layer_case c = split_case_small(table[i].layers, table[i].dense, table[i].factor);
-        test_tensors out = {0};
+        OWNED_BY(test_tensors_free) test_tensors out = {0};
         assay_schedule_dims dims = {table[i].dense, table[i].layers - table[i].dense, table[i].factor, true};
         layer_case_run(&ctx, &c, &out);
         const assay_tensor *found = layer_case_get(&out, "schedule/events");
@@ -132,7 +131,6 @@ TEST(runs_of_other_sizes_pass_the_check)
         dims.first_layer++;
         assert_int_equal(assay_schedule_check(&ctx, found->indices, found->count / ASSAY_EVENT_FIELDS, &dims),
                          ASSAY_BAD_INPUT);
-        assay_tensor_set_free(&out.set);
     }
 }
 
@@ -150,7 +148,7 @@ TEST_WITH_CONTEXT(three_microbatches)
 {
     const assay_schedule_dims dims = {.first_layer = 0, .layers = 4, .factor = 3, .backward = true};
     OWNED_BY(layer_case_free) layer_case c = split_case_small(4, 0, 3);
-    test_tensors out = {0};
+    OWNED_BY(test_tensors_free) test_tensors out = {0};
     layer_case_run(&ctx, &c, &out);
     const assay_tensor *found = layer_case_get(&out, "schedule/events");
     for (int backward = 0; backward < 2; backward++) {
@@ -161,7 +159,6 @@ TEST_WITH_CONTEXT(three_microbatches)
         exchange(found, backward, stage);
         assert_ok(&ctx, assay_schedule_check(&ctx, found->indices, found->count / ASSAY_EVENT_FIELDS, &dims));
     }
-    assay_tensor_set_free(&out.set);
 }
 
 TEST(the_count_is_known_beforehand)

@@ -28,14 +28,13 @@ static schedule_case run_of(int64_t layers, int64_t dense, int64_t factor)
     assay_context ctx = assay_context_default(1);
     schedule_case s = {.dims = {dense, layers - dense, factor, true}};
     OWNED_BY(layer_case_free) layer_case c = split_case_small(layers, dense, factor);
-    test_tensors out = {0};
+    OWNED_BY(test_tensors_free) test_tensors out = {0};
     layer_case_run(&ctx, &c, &out);
     s.count = take(&out, "schedule/events", s.events, MOST_EVENTS * ASSAY_EVENT_FIELDS) / ASSAY_EVENT_FIELDS;
     assert_int_equal(take(&out, "schedule/groups", s.groups, MOST_EVENTS), s.count);
     s.barrier_count =
         take(&out, "schedule/barriers", s.barriers, MOST_BARRIERS * ASSAY_BARRIER_FIELDS) / ASSAY_BARRIER_FIELDS;
     assert_int_equal(s.barrier_count, assay_schedule_barrier_count(&s.dims));
-    assay_tensor_set_free(&out.set);
     return s;
 }
 

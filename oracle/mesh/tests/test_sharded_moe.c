@@ -41,14 +41,12 @@ TEST_WITH_CONTEXT(test_ragged_all_to_all)
         OWNED_BY(moe_case_free) moe_case c = sharded_case(variant, BATCH);
         for (int mesh = 0; mesh < MESHES; mesh++) {
             const assay_sharding sharding = mesh_of(mesh);
-            test_tensors whole, actual;
+            OWNED_BY(test_tensors_free) test_tensors whole, actual;
             run_both(&ctx, &c, &sharding, &whole, &actual);
             sharded_case_assert_bits(&actual, &whole, "outputs/y");
             sharded_case_assert_bits(&actual, &whole, "gradients/inputs/x");
             sharded_case_assert_gradients(&actual, &whole, ROUNDING);
             if (mesh == 0) moe_case_assert_same(&actual, &whole);
-            assay_tensor_set_free(&whole.set);
-            assay_tensor_set_free(&actual.set);
         }
     }
 }
@@ -61,15 +59,13 @@ TEST_WITH_CONTEXT(test_ring_of_experts)
         for (int mesh = 0; mesh < MESHES; mesh++) {
             assay_sharding sharding = mesh_of(mesh);
             sharding.ring_of_experts = true;
-            test_tensors whole, actual;
+            OWNED_BY(test_tensors_free) test_tensors whole, actual;
             run_both(&ctx, &c, &sharding, &whole, &actual);
             moe_case_assert_close(&actual, &whole, "outputs/y", ROUNDING);
             sharded_case_assert_gradients(&actual, &whole, ROUNDING);
             if (sharding.mesh.size[ASSAY_AXIS_EXPERT] == 1 || variant == SHARDED_CASE_LLAMA4)
                 sharded_case_assert_bits(&actual, &whole, "outputs/y");
             if (mesh == 0) moe_case_assert_same(&actual, &whole);
-            assay_tensor_set_free(&whole.set);
-            assay_tensor_set_free(&actual.set);
         }
     }
 }
@@ -83,12 +79,12 @@ TEST_WITH_CONTEXT(test_chunks_and_tensor_shards)
     for (int variant = 0; variant < SHARDED_CASES; variant++) {
         OWNED_BY(moe_case_free) moe_case c = sharded_case(variant, BATCH);
         for (int mesh = 0; mesh < MESHES; mesh += 3) {
-            test_tensors ring = {.wanted = compared};
+            OWNED_BY(test_tensors_free) test_tensors ring = {.wanted = compared};
             assay_sharding sharding = mesh_of(mesh);
             sharding.ring_of_experts = true;
             sharded_case_run(&ctx, &c, &sharding, &ring);
             for (size_t form = 0; form < sizeof forms / sizeof *forms; form++) {
-                test_tensors whole, actual;
+                OWNED_BY(test_tensors_free) test_tensors whole, actual;
                 sharding.emb_chunks = forms[form].emb;
                 sharding.token_chunks = forms[form].tokens;
                 sharding.tensor_shards = forms[form].tensor;
@@ -100,10 +96,7 @@ TEST_WITH_CONTEXT(test_chunks_and_tensor_shards)
                     sharded_case_assert_bits(&actual, &ring, "gradients/inputs/x");
                     if (forms[form].tokens == 1) moe_case_assert_same(&actual, &ring);
                 }
-                assay_tensor_set_free(&whole.set);
-                assay_tensor_set_free(&actual.set);
             }
-            assay_tensor_set_free(&ring.set);
         }
     }
 }
@@ -113,7 +106,7 @@ TEST_WITH_CONTEXT(test_tensor_shards_add)
 {
     OWNED_BY(moe_case_free) moe_case c = moe_case_deepseek3(1, 1, 1, 1, 8, 3);
     assay_sharding sharding = sharded_case_mesh(1, 1, 1);
-    test_tensors out = {0};
+    OWNED_BY(test_tensors_free) test_tensors out = {0};
     double expected[3];
     sharding.tensor_shards = 2;
     moe_case_fill(&c, false);
@@ -125,7 +118,6 @@ TEST_WITH_CONTEXT(test_tensor_shards_add)
         expected[h] = half[0] + half[1];
     }
     assert_same_bits(moe_case_get(&out, "checkpoints/moe_mlpwi_0")->values, expected, 3);
-    assay_tensor_set_free(&out.set);
 }
 
 /* y is (h of the first part of H times its rows of wo) + (of the second), each a chain of its own; then the bias, once. */
@@ -133,7 +125,7 @@ TEST_WITH_CONTEXT(test_hidden_shards_add)
 {
     OWNED_BY(moe_case_free) moe_case c = moe_case_deepseek3(1, 1, 1, 1, 2, 6);
     assay_sharding sharding = sharded_case_mesh(1, 1, 1);
-    test_tensors out = {0};
+    OWNED_BY(test_tensors_free) test_tensors out = {0};
     sharding.mesh.size[ASSAY_AXIS_MLP_TENSOR] = 2;
     c.expert_bias = true;
     moe_case_fill(&c, false);
@@ -151,5 +143,4 @@ TEST_WITH_CONTEXT(test_hidden_shards_add)
         const double expected = half[0] + half[1] + bias[d];
         assert_same_bits(&moe_case_get(&out, "checkpoints/moe_mlpwo")->values[d], &expected, 1);
     }
-    assay_tensor_set_free(&out.set);
 }

@@ -23,7 +23,7 @@ TEST_WITH_CONTEXT(test_given_checkpoints)
     for (int form = 0; form < SHARDED_FORMS; form++) {
         assay_sharding sharding;
         OWNED_BY(moe_case_free) moe_case c = sharded_case_form(form, &sharding);
-        test_tensors whole = {0};
+        OWNED_BY(test_tensors_free) test_tensors whole = {0};
         sharded_case_run(&ctx, &c, &sharding, &whole);
         for (int subset = 1; subset < 1 << CHECKPOINTS; subset++) {
             test_tensors out = {.wanted = wanted};
@@ -40,7 +40,6 @@ TEST_WITH_CONTEXT(test_given_checkpoints)
             assay_tensor_set_free(&out.set);
             for (int i = 0; i < CHECKPOINTS; i++) test_tensors_remove(&c.in, checkpoints[i]);
         }
-        assay_tensor_set_free(&whole.set);
     }
 }
 
@@ -50,7 +49,7 @@ TEST_WITH_CONTEXT(test_given_checkpoints_are_used)
     for (int form = 0; form < SHARDED_FORMS; form++) {
         assay_sharding sharding;
         OWNED_BY(moe_case_free) moe_case c = sharded_case_form(form, &sharding);
-        test_tensors whole = {0};
+        OWNED_BY(test_tensors_free) test_tensors whole = {0};
         sharded_case_run(&ctx, &c, &sharding, &whole);
         for (int i = 0; i < CHECKPOINTS; i++) {
             const assay_tensor *tensor = assay_tensor_set_find(&whole.set, checkpoints[i]);
@@ -64,6 +63,5 @@ TEST_WITH_CONTEXT(test_given_checkpoints_are_used)
             assay_tensor_set_free(&out.set);
             test_tensors_remove(&c.in, checkpoints[i]);
         }
-        assay_tensor_set_free(&whole.set);
     }
 }

@@ -70,12 +70,11 @@ TEST(test_sizes)
 static void refuse(moe_case *c, const assay_sharding *sharding, const char *text)
 {
     assay_context ctx = assay_context_default(1);
-    test_tensors out = {0};
+    OWNED_BY(test_tensors_free) test_tensors out = {0};
     assay_source source = test_tensors_source(&c->in);
     assay_sink sink = test_tensors_sink(&out);
     assert_bad_input(&ctx, assay_sharded_moe_run(&ctx, &c->config, sharding, &source, &sink), text);
     assert_int_equal(out.set.count, 0);
-    assay_tensor_set_free(&out.set);
 }
 
 /* One of the sharding's keys after the other is wrong. */
@@ -199,14 +198,13 @@ TEST(test_refused_blocks)
                                          "weights/wo"};
     for (int i = 0; i < 5; i++) {
         assay_context ctx = assay_context_default(1);
-        test_tensors out = {0};
+        OWNED_BY(test_tensors_free) test_tensors out = {0};
         c = moe_case_deepseek3(2, 6, 4, 2, 3, 2);
         moe_case_fill(&c, false);
         test_tensors_remove(&c.in, needed[i]);
         assay_source source = test_tensors_source(&c.in);
         assay_sink sink = test_tensors_sink(&out);
         assert_bad_input(&ctx, assay_sharded_moe_run(&ctx, &c.config, &s, &source, &sink), needed[i]);
-        assay_tensor_set_free(&out.set);
         moe_case_free(&c);
     }
     /* A choice outside the experts. */

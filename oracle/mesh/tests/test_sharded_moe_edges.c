@@ -11,7 +11,7 @@ TEST_WITH_CONTEXT(test_reading)
     static const char *const routing[] = {"routing/*", "outputs/lb_loss", NULL};
     assay_sharding sharding = sharded_case_mesh(2, 1, 2);
     OWNED_BY(moe_case_free) moe_case c = moe_case_deepseek3(4, 6, 4, 2, 6, 5);
-    test_tensors out = {0};
+    OWNED_BY(test_tensors_free) test_tensors out = {0};
     moe_case_fill(&c, false);
     const int64_t kernels = 3 * moe_case_get(&c.in, "weights/wo")->count;
     c.in.reads = 0;
@@ -23,7 +23,6 @@ TEST_WITH_CONTEXT(test_reading)
     sharded_case_run(&ctx, &c, &sharding, &out);
     assert_int_equal(c.in.reads, 24 * 6 + 6 * 4 + 4);
     assert_int_equal(out.set.count, 11);
-    assay_tensor_set_free(&out.set);
 }
 
 /* Without cotangents nothing comes back. */
@@ -31,7 +30,7 @@ TEST_WITH_CONTEXT(test_without_cotangents)
 {
     assay_sharding sharding;
     OWNED_BY(moe_case_free) moe_case c = sharded_case_form(0, &sharding);
-    test_tensors out = {0};
+    OWNED_BY(test_tensors_free) test_tensors out = {0};
     test_tensors_remove(&c.in, "cotangents/y");
     test_tensors_remove(&c.in, "cotangents/lb_loss");
     sharded_case_run(&ctx, &c, &sharding, &out);
@@ -41,7 +40,6 @@ TEST_WITH_CONTEXT(test_without_cotangents)
         for (int64_t j = 0; j < tensor->count; j++) assert_true(tensor->values[j] == 0);
     }
     assert_true(moe_case_get(&out, "outputs/y")->values[0] != 0);
-    assay_tensor_set_free(&out.set);
 }
 
 /* A sink that keeps nothing and looks how much memory is taken. */

@@ -36,7 +36,7 @@ TEST(test_stores)
             assay_context ctx = assay_context_default(1);
             assay_sharding sharding = sharded_case_mesh(1, 1, shards);
             OWNED_BY(moe_case_free) moe_case c = sharded_case(variant, 4);
-            test_tensors whole = {.wanted = wanted}, actual = {.wanted = wanted};
+            OWNED_BY(test_tensors_free) test_tensors whole = {.wanted = wanted}, actual = {.wanted = wanted};
             ctx.arithmetic = &assay_arithmetic_emulated;
             ctx.emulation = &emulation;
             sharding.ring_of_experts = shards == 1;
@@ -45,8 +45,6 @@ TEST(test_stores)
             sharded_case_assert_bits(&actual, &whole, "outputs/y");
             sharded_case_assert_bits(&actual, &whole, "gradients/inputs/x");
             if (shards == 1) moe_case_assert_same(&actual, &whole);
-            assay_tensor_set_free(&whole.set);
-            assay_tensor_set_free(&actual.set);
         }
     }
 }

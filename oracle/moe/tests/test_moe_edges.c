@@ -28,7 +28,7 @@ TEST(test_empty_experts)
     assay_context ctx = assay_context_default(2);
     for (int path = 0; path < 3; path++) {
         OWNED_BY(moe_case_free) moe_case c = moe_case_deepseek3(1, 4, 5, 2, 3, 2);
-        test_tensors out = {0};
+        OWNED_BY(test_tensors_free) test_tensors out = {0};
         c.expert_bias = true;
         c.config.path = paths[path];
         c.config.capacity_factor = 5;
@@ -45,7 +45,6 @@ TEST(test_empty_experts)
                     fail_msg("'%s' is %g with expert %d", gradients[i], tensor->values[at], (int)expert);
             }
         }
-        assay_tensor_set_free(&out.set);
     }
 }
 
@@ -54,7 +53,7 @@ TEST(test_no_room)
 {
     assay_context ctx = assay_context_default(2);
     OWNED_BY(moe_case_free) moe_case c = moe_case_deepseek3(1, 3, 3, 1, 4, 2);
-    test_tensors out = {0};
+    OWNED_BY(test_tensors_free) test_tensors out = {0};
     c.config.path = ASSAY_MOE_DROPPING;
     c.config.capacity_factor = 0.3;
     moe_case_fill(&c, false);
@@ -67,14 +66,13 @@ TEST(test_no_room)
         for (int64_t at = 0; at < tensor->count; at++) assert_true(tensor->values[at] == 0);
     }
     assert_int_equal(moe_case_get(&out, "routing/selected_experts")->count, 3);
-    assay_tensor_set_free(&out.set);
 }
 
 /* Without cotangents/y nothing comes through y. */
 TEST_WITH_CONTEXT(test_output_without_a_cotangent)
 {
     OWNED_BY(moe_case_free) moe_case c = moe_case_deepseek3(1, 6, 4, 2, 3, 2);
-    test_tensors out = {0};
+    OWNED_BY(test_tensors_free) test_tensors out = {0};
     c.config.routing.load_balance_loss_weight = 0.1;
     c.cotangent_lb_loss = true;
     moe_case_fill(&c, false);
@@ -83,7 +81,6 @@ TEST_WITH_CONTEXT(test_output_without_a_cotangent)
     const assay_tensor *wo = moe_case_get(&out, "gradients/weights/wo");
     for (int64_t i = 0; i < wo->count; i++) assert_true(wo->values[i] == 0);
     assert_true(moe_case_get(&out, "gradients/weights/gate/kernel")->values[0] != 0);
-    assay_tensor_set_free(&out.set);
 }
 
 /* Weights are read once, and not at all where nothing needs them. */
@@ -95,7 +92,7 @@ TEST_WITH_CONTEXT(test_reading)
     moe_case_fill(&c, false);
     int64_t kernels = 3 * moe_case_get(&c.in, "weights/wo")->count;
     int64_t others = 2 * 8 * 6 + 6 * 4 + 4, busy = 0;
-    test_tensors out = {.wanted = everything};
+    OWNED_BY(test_tensors_free) test_tensors out = {.wanted = everything};
     c.in.reads = 0;
     moe_case_run(&ctx, &c, &out);
     const int32_t *sizes = moe_case_get(&out, "routing/group_sizes")->indices;
@@ -108,17 +105,15 @@ TEST_WITH_CONTEXT(test_reading)
     moe_case_run(&ctx, &c, &out);
     assert_int_equal(c.in.reads, 8 * 6 + 6 * 4 + 4);
     assert_int_equal(out.set.count, 6);
-    assay_tensor_set_free(&out.set);
 }
 
 static void refuse(moe_case *c, const char *text)
 {
     assay_context ctx = assay_context_default(1);
-    test_tensors out = {0};
+    OWNED_BY(test_tensors_free) test_tensors out = {0};
     assay_source source = test_tensors_source(&c->in);
     assay_sink sink = test_tensors_sink(&out);
     assert_bad_input(&ctx, assay_moe_run(&ctx, &c->config, &source, &sink), text);
-    assay_tensor_set_free(&out.set);
     moe_case_free(c);
 }
 

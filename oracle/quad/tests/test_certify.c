@@ -89,7 +89,7 @@ static void certify(trial *t, const cube *config, const quad_budget *budget)
 
 TEST(test_right_results)
 {
-    trial t = start();
+    OWNED_BY(end) trial t = start();
     add_result(&t.c, "outputs/y", t.y);
     add_result(&t.c, "gradients/inputs/x", t.dx);
     add_result(&t.c, "gradients/weights/w", t.dw);
@@ -103,7 +103,6 @@ TEST(test_right_results)
         assert_int_equal(t.found.items[i].kinks, 0);
         assert_true(t.found.items[i].relative <= 1e-15);
     }
-    end(&t);
 }
 
 /* dw times 1 + factor, all of it or one element. */
@@ -117,7 +116,7 @@ TEST(test_wrong_gradients)
         {-1, -1, 1},       {-2, -1, 1.9},      {1e-9, -1, .9e-9},  {0x1p-8, -1, .9 * 0x1p-8}, {1e-11, 5, .9e-11},
         {1e-6, 4, .9e-20}, {NAN, 5, INFINITY}, {NAN, 0, INFINITY}, {INFINITY, 4, INFINITY}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        trial t = start();
+        OWNED_BY(end) trial t = start();
         for (int64_t j = 0; j < COUNT; j++) {
             if (table[i].element < 0 || table[i].element == j) t.dw[j] *= 1 + table[i].factor;
         }
@@ -126,7 +125,6 @@ TEST(test_wrong_gradients)
         assert_true(t.found.items[0].relative >= table[i].at_least);
         /* without error scales what is allowed is a share of the largest element, which is 6.4e13 times the fifth one */
         assert_int_equal(t.found.items[0].excess > 1, i != 5);
-        end(&t);
     }
 }
 
@@ -135,28 +133,26 @@ TEST(test_wrong_tape)
 {
     for (int wrong = 0; wrong < 2; wrong++) {
         const cube config = {.wrong = wrong ? 1e-9 : 0};
-        trial t = start();
+        OWNED_BY(end) trial t = start();
         for (int64_t j = 0; j < COUNT; j++) t.dw[j] *= 1 + config.wrong;
         add_result(&t.c, "gradients/weights/w", t.dw);
         certify(&t, &config, &two);
         assert_int_equal(t.found.items[0].checked, COUNT + 2);
         assert_int_equal(t.found.items[0].excess > 1, wrong);
         if (wrong) assert_int_equal(t.found.items[0].worst, -1);
-        end(&t);
     }
 }
 
 /* Element 2 stands on the kink: directions cross it and are counted; the elements are certified. */
 TEST(test_kinks)
 {
-    trial t = start();
+    OWNED_BY(end) trial t = start();
     t.dx[2] = t.dx[5] = 0;
     add_result(&t.c, "gradients/inputs/x", t.dx);
     certify(&t, &(cube){.kink = true}, &two);
     assert_int_equal(t.found.items[0].kinks, 2);
     assert_int_equal(t.found.items[0].checked, COUNT);
     assert_true(t.found.items[0].relative <= 1e-15);
-    end(&t);
 }
 
 /* Number i of gradients/weights/w/sums is the sum of all elements but i, of which every other one is negated. */
@@ -174,7 +170,7 @@ TEST(test_sums_of_signs)
     for (int wrong = 0; wrong < 2; wrong++) {
         const quad_budget budget = {.samples = COUNT, .seed = 5, .direction = sums};
         double sum[COUNT] = {0};
-        trial t = start();
+        OWNED_BY(end) trial t = start();
         for (int i = 0; i < COUNT * COUNT; i++)
             if (i / COUNT != i % COUNT) sum[i / COUNT] += i % COUNT % 2 == 0 ? t.dw[i % COUNT] : -t.dw[i % COUNT];
         if (wrong) sum[3] *= 1 + 1e-9;
@@ -183,7 +179,6 @@ TEST(test_sums_of_signs)
         assert_int_equal(t.found.count, 1);
         assert_int_equal(t.found.items[0].checked, COUNT);
         assert_int_equal(t.found.items[0].excess > 1, wrong);
-        end(&t);
     }
 }
 
@@ -425,7 +420,7 @@ TEST(test_curvature)
 TEST(test_refusals)
 {
     static const cube plain = {0};
-    trial t = start();
+    OWNED_BY(end) trial t = start();
     add_result(&t.c, "outputs/z", t.y);
     assert_int_equal(quad_certify(&t.c.ctx, &cubes, &plain, &t.c.in, &t.c.results, &two, &t.found), ASSAY_BAD_INPUT);
     assert_string_equal(t.c.ctx.message, "'outputs/z' [6]: the second form has none of that name");
@@ -446,7 +441,6 @@ TEST(test_refusals)
     case_values(&t.c, "cotangents/z", (double[]){1}, DIMS(1));
     assert_int_equal(quad_certify(&t.c.ctx, &cubes, &plain, &t.c.in, &t.c.results, &two, &t.found), ASSAY_BAD_INPUT);
     assert_string_equal(t.c.ctx.message, "the tensor 'outputs/z' is missing");
-    end(&t);
 }
 
 TEST(test_indices)
@@ -492,7 +486,7 @@ TEST(test_rows_that_belong_to_nothing)
 TEST(test_every_allocation_may_fail)
 {
     static const cube plain = {0};
-    trial t = start();
+    OWNED_BY(end) trial t = start();
     add_result(&t.c, "outputs/y", t.y);
     add_result(&t.c, "gradients/inputs/x", t.dx);
     for (int64_t n = 0;; n++) {
@@ -504,5 +498,4 @@ TEST(test_every_allocation_may_fail)
             break;
         }
     }
-    end(&t);
 }

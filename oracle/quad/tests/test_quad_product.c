@@ -135,9 +135,8 @@ TEST(test_slices_are_as_good_as_scalars)
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         for (int kind = 0; kind < NUMBERS; kind++) {
             for (int transposed = 0; transposed < 2; transposed++) {
-                problem p = make(shapes[i][0], shapes[i][1], shapes[i][2], transposed, (numbers)kind);
+                OWNED_BY(release) problem p = make(shapes[i][0], shapes[i][1], shapes[i][2], transposed, (numbers)kind);
                 assert_true(judge(&ctx, &p) <= 1);
-                release(&p);
             }
         }
     }
@@ -147,9 +146,8 @@ TEST(test_slices_are_as_good_as_scalars)
 TEST(test_pieces)
 {
     assay_context ctx = assay_context_default(2);
-    problem p = make(1030, 300, 3, false, WIDE);
+    OWNED_BY(release) problem p = make(1030, 300, 3, false, WIDE);
     assert_true(judge(&ctx, &p) <= 1);
-    release(&p);
 }
 
 TEST(test_numbers_that_are_none)
@@ -157,20 +155,19 @@ TEST(test_numbers_that_are_none)
     assay_context ctx = assay_context_default(2);
     const quad special[] = {nanq(""), INFINITY, -INFINITY, FLT128_DENORM_MIN, FLT128_MAX};
     for (size_t i = 0; i < sizeof special / sizeof *special; i++) {
-        problem p = make(6, 7, 40, false, WIDE);
+        OWNED_BY(release) problem p = make(6, 7, 40, false, WIDE);
         p.x[2 * p.product.ldx + 5] = special[i];
         p.w[9 * p.product.ldw + 3] = special[i];
         assert_true(judge(&ctx, &p) <= 1);
-        release(&p);
     }
 }
 
 /* The same bits with any number of threads and any instruction set. */
 TEST_WITH_CONTEXT(test_same_bits)
 {
-    problem p = make(61, 67, 129, false, WIDE);
+    OWNED_BY(release) problem p = make(61, 67, 129, false, WIDE);
     const size_t bytes = (size_t)(61 * p.product.ldy) * sizeof *p.sliced;
-    quad *first = room(61 * p.product.ldy);
+    OWNED quad *first = room(61 * p.product.ldy);
     int count = 0;
     for (int form = 0; test_next_context(&form, &ctx); count++) {
         p.product.y = p.sliced;
@@ -185,18 +182,16 @@ TEST_WITH_CONTEXT(test_same_bits)
     p.product.y = p.scalar;
     quad_matmul_scalar(&ctx, &p.product);
     assert_true(worst_of(&p) <= 1);
-    free(first);
-    release(&p);
 }
 
 /* Digits add up to their number. */
 TEST_WITH_CONTEXT(test_digits)
 {
     for (int kind = 0; kind < NUMBERS; kind++) {
-        problem p = make(5, 4, 300, false, (numbers)kind);
+        OWNED_BY(release) problem p = make(5, 4, 300, false, (numbers)kind);
         const quad_cut cut = quad_cut_for(300);
         const quad_layout layout = {.values = p.x, .outer = 5, .inner = 300, .ld = p.product.ldx};
-        quad_slices slices = {0};
+        OWNED_BY(quad_slices_free) quad_slices slices = {0};
         assert_ok(&ctx, quad_slices_make(&ctx, &layout, &cut, &slices));
         assert_true(kind != SHORT || slices.used == 1);
         for (int64_t i = 0; i < 5 * 300; i++) {
@@ -209,8 +204,6 @@ TEST_WITH_CONTEXT(test_digits)
             assert_true(fabsq(sum - number) <= ldexpq(power, 2 - cut.most * cut.bits));
             assert_true((double)fabsq(slices.sizes[i] * power - fabsq(number)) <= 0x1p-52 * (double)fabsq(number));
         }
-        quad_slices_free(&slices);
-        release(&p);
     }
 }
 
@@ -236,16 +229,15 @@ static assay_status wrong(assay_context *ctx, const assay_matmul_args *args)
 TEST_WITH_CONTEXT(test_a_wrong_engine_is_refused)
 {
     const assay_arithmetic engine = {.name = "wrong", .matmul = wrong};
-    problem p = make(20, 20, 20, false, WIDE);
+    OWNED_BY(release) problem p = make(20, 20, 20, false, WIDE);
     p.product.y = p.sliced;
     assert_int_equal(quad_matmul_sliced(&ctx, &p.product, &engine), ASSAY_INTERNAL);
     assert_non_null(strstr(ctx.message, "not what integers give"));
-    release(&p);
 }
 
 TEST(test_allocation_failures)
 {
-    problem p = make(20, 20, 20, false, WIDE);
+    OWNED_BY(release) problem p = make(20, 20, 20, false, WIDE);
     p.product.y = p.sliced;
     for (int64_t n = 0;; n++) {
         assay_context ctx = assay_context_default(1);
@@ -253,5 +245,4 @@ TEST(test_allocation_failures)
         const assay_status status = quad_matmul_sliced(&ctx, &p.product, &assay_arithmetic_reference);
         if (had_memory(&ctx, status)) break;
     }
-    release(&p);
 }
