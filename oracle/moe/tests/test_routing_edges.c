@@ -178,54 +178,6 @@ static void assert_refused(assay_context *ctx, assay_status status, const char *
     assert_null(strchr(ctx->message, '\n'));
 }
 
-#define SIZES .batch = 2, .sequence = 4, .num_experts = 12
-#define BASE SIZES, .n_routing_groups = -1
-#define CHOSEN(k) .num_experts_per_tok = k
-
-TEST_WITH_CONTEXT(test_refused_configurations)
-{
-    static const struct {
-        assay_routing_config config;
-        const char *parts[3];
-    } table[] = {
-        {{BASE, CHOSEN(0)}, {"num_experts_per_tok=0", "num_experts=12"}},
-        {{BASE, CHOSEN(13)}, {"num_experts_per_tok=13", "num_experts=12"}},
-        {{.batch = 0, .sequence = 4, .num_experts = 2, CHOSEN(1)}, {"batch=0", "sequence=4"}},
-        {{.batch = 1, .sequence = -1, .num_experts = 2, CHOSEN(1)}, {"batch=1", "sequence=-1"}},
-        {{.batch = 1, .sequence = 1, .num_experts = 0, CHOSEN(1)}, {"num_experts=0"}},
-        {{.batch = INT64_MAX, .sequence = 3, .num_experts = 2, CHOSEN(1)}, {"logits", "64 bits"}},
-        {{.batch = 1 << 20, .sequence = 1 << 12, .num_experts = 2, CHOSEN(1)}, {"batch=1048576", "sequence=4096"}},
-        {{SIZES, CHOSEN(2), .n_routing_groups = 5, .topk_routing_group = 1}, {"n_routing_groups=5", "num_experts=12"}},
-        {{SIZES, CHOSEN(2), .n_routing_groups = 0, .topk_routing_group = 1}, {"n_routing_groups=0"}},
-        {{SIZES, CHOSEN(2), .n_routing_groups = -2, .topk_routing_group = 1}, {"n_routing_groups=-2"}},
-        {{SIZES, CHOSEN(2), .n_routing_groups = 4, .topk_routing_group = 5},
-         {"topk_routing_group=5", "n_routing_groups=4"}},
-        {{SIZES, CHOSEN(2), .n_routing_groups = 4, .topk_routing_group = 0}, {"topk_routing_group=0"}},
-        {{SIZES, CHOSEN(7), .n_routing_groups = 4, .topk_routing_group = 2},
-         {"topk_routing_group=2", "leaves 6", "num_experts_per_tok=7"}},
-        {{BASE, CHOSEN(2), .family = ASSAY_ROUTER_LLAMA4}, {"llama4", "num_experts_per_tok=2"}},
-        {{BASE, CHOSEN(1), .family = ASSAY_ROUTER_LLAMA4, .norm_topk_prob = true}, {"llama4", "norm_topk_prob=true"}},
-        {{BASE, CHOSEN(2), .family = ASSAY_ROUTER_GEMMA4, .score_func = ASSAY_SCORE_SIGMOID},
-         {"gemma4", "routed_score_func=\"sigmoid\""}},
-        {{BASE, CHOSEN(2), .family = ASSAY_ROUTER_FUSED, .use_random_routing = true},
-         {"fused_moe_func", "use_random_routing"}},
-        {{BASE, CHOSEN(2), .family = ASSAY_ROUTER_FUSED, .hash_rows = 3}, {"fused_moe_func", "hash"}},
-        {{BASE, CHOSEN(2), .hash_rows = -3}, {"-3 rows of tid2eid"}},
-        {{BASE, CHOSEN(2), .routed_scaling_factor = NAN}, {"routed_scaling_factor=nan"}},
-        {{BASE, CHOSEN(2), .load_balance_loss_weight = -0.5}, {"load_balance_loss_weight=-0.5"}},
-        {{BASE, CHOSEN(2), .routed_bias_update_rate = INFINITY}, {"routed_bias_update_rate=inf"}},
-    };
-    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
-        assay_routing r;
-        assert_refused(&ctx, assay_routing_check(&ctx, &table[i].config), table[i].parts);
-        assert_refused(&ctx, assay_routing_alloc(&ctx, &r, &table[i].config), table[i].parts);
-        assert_null(r.weights);
-    }
-    /* Other families take no notice of groups. */
-    const assay_routing_config ignored = {SIZES, CHOSEN(2), .family = ASSAY_ROUTER_DEFAULT, .n_routing_groups = 5};
-    assert_ok(&ctx, assay_routing_check(&ctx, &ignored));
-}
-
 TEST(test_refused_inputs)
 {
     enum { T = 2, E = 6, K = 3, V = 2 };

@@ -110,30 +110,6 @@ TEST_WITH_CONTEXT(test_nan_and_infinity)
     assert_true(derivative[0] == 0 && derivative[1] == 0 && derivative[2] == 0);
 }
 
-static void same_bits(assay_context *ctx, void *data)
-{
-    double *first = data; /* value and derivative of each; from the first call */
-    static double x[COUNT], value[COUNT], derivative[COUNT];
-    arguments(x);
-    for (int which = 0; which <= ASSAY_ACTIVATION_COUNT; which++) {
-        double *expected = first + 2 * COUNT * which;
-        assay_fill_nan(value, COUNT);
-        activate(ctx, which, COUNT, x, value, derivative);
-        if (isnan(expected[0])) {
-            memcpy(expected, value, sizeof value);
-            memcpy(expected + COUNT, derivative, sizeof derivative);
-        }
-        assert_same_bits(value, expected, COUNT);
-        assert_same_bits(derivative, expected + COUNT, COUNT);
-    }
-}
-
-TEST(test_every_instruction_set_gives_the_same_bits)
-{
-    OWNED double *first = test_nans(2 * COUNT * (ASSAY_ACTIVATION_COUNT + 1));
-    test_each_context(same_bits, first);
-}
-
 /* In place, one result only, and any number of elements: the same bits; nothing beyond them is touched. */
 TEST_WITH_CONTEXT(test_results_may_be_missing_or_in_place)
 {

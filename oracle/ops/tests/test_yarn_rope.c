@@ -220,52 +220,6 @@ TEST_WITH_CONTEXT(test_emulated_frequencies_have_the_rounding_of_the_ramp)
     if (!(squares > 0.7 * expected && squares < 1.4 * expected)) fail_msg("%g, expected %g", squares, expected);
 }
 
-TEST_WITH_CONTEXT(test_refusals)
-{
-    static const struct {
-        const char *message;
-        assay_rope_config change; /* what is not 0 replaces DeepSeek's; numbers below 0 stand for 0 */
-        bool half_split;
-    } CASES[] = {
-        {"qk_rope_head_dim is 7, expected an even number from 2 to 1024", {.dim = 7}, false},
-        {"qk_rope_head_dim is 0, ", {.dim = -1}, false},
-        {"qk_rope_head_dim is 1026, ", {.dim = 1026}, false},
-        {"rope_max_timescale is 1, expected a number above 1", {.rope_max_timescale = 1}, false},
-        {"rope_max_timescale is nan", {.rope_max_timescale = NAN}, false},
-        {"rope_max_timescale is inf", {.rope_max_timescale = INFINITY}, false},
-        {"rope_factor is 0, expected a number above 0", {.rope_factor = -1}, false},
-        {"rope_factor is inf", {.rope_factor = INFINITY}, false},
-        {"beta_fast is 32 and beta_slow 33, expected beta_fast >= beta_slow > 0", {.beta_slow = 33}, false},
-        {"beta_fast is 32 and beta_slow 0", {.beta_slow = -1}, false},
-        {"beta_fast is nan", {.beta_fast = NAN}, false},
-        {"beta_fast is inf", {.beta_fast = INFINITY}, false},
-        {"max_position_embeddings is 0, expected 1 to 2147483647", {.max_position_embeddings = -1}, false},
-        {"max_position_embeddings is 2147483648", {.max_position_embeddings = INT64_C(1) << 31}, false},
-        {"original_max_position_embeddings is 0, expected 1 or more", {.original_max_position_embeddings = -1}, false},
-        {"rope_pairwise needs rope_interleave=true", {.pairwise = true}, true},
-    };
-    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
-        const assay_rope_config *change = &CASES[i].change;
-        assay_rope_config c = deepseek(64);
-#define CHANGE(field) c.field = change->field == 0 ? c.field : change->field < 0 ? 0 : change->field
-        CHANGE(dim);
-        CHANGE(rope_max_timescale);
-        CHANGE(rope_factor);
-        CHANGE(beta_fast);
-        CHANGE(beta_slow);
-        CHANGE(max_position_embeddings);
-        CHANGE(original_max_position_embeddings);
-#undef CHANGE
-        c.pairwise = change->pairwise;
-        c.interleave = !CASES[i].half_split;
-        assert_bad_input(&ctx, assay_rope_check(&ctx, &c), CASES[i].message);
-    }
-    assay_rope_config plain = deepseek(64);
-    plain.yarn = false;
-    plain.beta_slow = 33; /* nothing to plain RoPE */
-    assert_ok(&ctx, assay_rope_check(&ctx, &plain));
-}
-
 TEST_WITH_CONTEXT(test_positions_outside_are_refused)
 {
     assay_rope_config c = deepseek(64);
