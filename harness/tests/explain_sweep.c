@@ -11,6 +11,7 @@
 
 #include "harness/explain/explain.h"
 #include "harness/mutants/mutants_tensors.h"
+#include "harness/plan/written_codes.h"
 #include "harness/tests/golden_trial.h"
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/random.h"
@@ -79,13 +80,22 @@ static assay_context in_low_precision(const subject *s)
     return ctx;
 }
 
+/* By what errors allow of the bytes of a cache, too. */
+static void compare(subject *s, assay_fixture_reader *candidate, assay_report *report)
+{
+    OWNED_BY(assay_written_codes_free) assay_written_codes codes = {0};
+    const assay_profile *profile = s->trial.profile;
+    require(s, assay_written_codes_adopt(&s->t.ctx, &s->t.plan, profile, 1e-6, false, s->t.reader, candidate, &codes));
+    require(s, assay_compare(&s->t.ctx, s->t.reader, candidate, profile, 1e-6, assay_plan_order(&s->t.plan), report));
+    require(s, assay_written_codes_put_back(&s->t.ctx, candidate, &codes));
+}
+
 static assay_verdict verdict_on(subject *s, const assay_tensor_set *results)
 {
     OWNED_BY(assay_report_free) assay_report report = {0};
     OWNED_BY(close_reader) assay_fixture_reader *candidate = NULL;
     require(s, assay_trial_reader(&s->t.ctx, results, "candidate", s->trial.profile, &candidate));
-    require(s, assay_compare_undiagnosed(&s->t.ctx, s->t.reader, candidate, s->trial.profile, 1e-6,
-                                         assay_plan_order(&s->t.plan), &report));
+    compare(s, candidate, &report);
     const assay_verdict verdict = report.verdict;
     return verdict;
 }
@@ -226,7 +236,7 @@ static void judge(subject *s, const char *what, const char *name, assay_tensor_s
     assay_golden golden = {.reader = s->t.reader, .c = s->t.c, .plan = s->t.plan};
     trial_round(results, s->trial.profile->storage);
     require(s, assay_trial_reader(&s->t.ctx, results, "candidate", profile, &candidate));
-    require(s, assay_compare(&s->t.ctx, s->t.reader, candidate, profile, 1e-6, assay_plan_order(&s->t.plan), &report));
+    compare(s, candidate, &report);
     require(s, assay_explain(&s->t.ctx, &golden, candidate, profile, true, &report));
     for (int i = 0; name != NULL && i < report.explained_count; i++) named |= strcmp(report.explained_by[i], name) == 0;
     const assay_mutant *mutant = name == NULL ? NULL : assay_mutant_by_name(name);
