@@ -45,7 +45,8 @@ static void make(const graph *g, int number, int change, const char *name, assay
 /* A form of less accuracy, whose error no data but those that fail have. */
 static bool is_for_explanations(int change)
 {
-    return change % ASSAY_STEP_CHANGE_COUNT == ASSAY_STEP_CHANGE_BY_TANH;
+    const int kind = change % ASSAY_STEP_CHANGE_COUNT;
+    return kind == ASSAY_STEP_CHANGE_BY_TANH || kind == ASSAY_STEP_CHANGE_STATE_COARSER;
 }
 
 /* NULL: counts them. */

@@ -420,19 +420,28 @@ static bool spoil(const at *a, graph_spoiler *how, double by)
     return !tensor_of(a, a->step->out[0])->constant;
 }
 
+/* Over which a step sums, or takes a softmax or a maximum; 0: over none. */
+static char summed_axis(const at *a)
+{
+    const graph_kind *kind = a->step->kind;
+    const assay_tensor_row *x = &tensor_of(a, a->step->in[0])->row;
+    const char *over = a->step->with.general.over;
+    char axis = '\0';
+    if (kind == &graph_kind_linear || kind == &graph_kind_grouped_product) axis = x->axes[x->shape.rank - 1];
+    for (int i = 0; i < x->shape.rank && kind == &graph_kind_product; i++)
+        if (strchr(made_row(a)->axes, x->axes[i]) == NULL) axis = x->axes[i];
+    if (kind == &graph_kind_reduce && over[0] != '\0') axis = over[strlen(over) - 1];
+    if (kind == &graph_kind_softmax || kind == &graph_kind_logsumexp) axis = over[0];
+    return axis;
+}
+
 /* Of a sum, which counts what is not read as 0, or of a softmax or a maximum, which count it as minus infinity. */
 static bool cut_tail(const at *a, graph_spoiler *how)
 {
     const graph_kind *kind = a->step->kind;
     const assay_tensor_row *x = &tensor_of(a, a->step->in[0])->row;
-    const char *over = a->step->with.general.over;
     const bool largest = kind == &graph_kind_reduce && a->step->with.general.function == GRAPH_REDUCTION_max;
-    char axis = '\0';
-    if (kind == &graph_kind_linear) axis = x->axes[x->shape.rank - 1];
-    for (int i = 0; i < x->shape.rank && kind == &graph_kind_product; i++)
-        if (strchr(made_row(a)->axes, x->axes[i]) == NULL) axis = x->axes[i];
-    if (kind == &graph_kind_reduce && over[0] != '\0') axis = over[strlen(over) - 1];
-    if (kind == &graph_kind_softmax || kind == &graph_kind_logsumexp) axis = over[0];
+    const char axis = summed_axis(a);
     if (axis == '\0' || tensor_of(a, a->step->in[0])->in_parts) return false;
     if (x->shape.dims[strchr(x->axes, axis) - x->axes] < 2) return false;
     a->to->wrong.misread = how;
@@ -533,17 +542,6 @@ static void reverse(const graph *g, const graph_step *step, double *values, bool
         }
 }
 
-/* A decay of 0, or its logarithm, at every boundary. */
-static void lose_state(const graph *g, const graph_step *step, double *values, bool gradient)
-{
-    int64_t count, inner;
-    const int64_t outer = about_axis(step, misread_row(g, step), &count, &inner), chunk = (int64_t)step->wrong.by;
-    for (int64_t o = 0; o < outer; o++)
-        for (int64_t t = chunk; t < count; t += chunk)
-            for (int64_t i = 0; i < inner; i++)
-                values[(o * count + t) * inner + i] = gradient || step->kind == &graph_kind_linear_scan ? 0 : -INFINITY;
-}
-
 static void lose_half(const graph *g, const graph_step *step, double *values, bool gradient)
 {
     int64_t count, inner, kept = 1;
@@ -635,18 +633,206 @@ static bool read_interleaved(const at *a)
     return halves == 2 && columns > 2 && spoil(a, interleave, 0);
 }
 
-static bool lose_states(const at *a)
+/* Where number `behind` past the end of line `o` of [outer,count,inner] is, whose inner index is `i`; -1: nothing is there. */
+static int64_t behind_end(int64_t outer, int64_t count, int64_t inner, int64_t o, int64_t behind, int64_t i)
 {
-    static const int chunks[] = {8, 16, 32, 64, 128};
-    const bool scan = a->step->kind == &graph_kind_linear_scan, delta = a->step->kind == &graph_kind_gated_delta_rule;
-    const int gate = scan ? 0 : 3;
-    if ((!scan && !delta) || a->which >= (int)(sizeof chunks / sizeof *chunks)) return false;
-    const assay_tensor_row *row = &tensor_of(a, a->step->in[gate])->row;
-    a->to->wrong.axis = scan ? a->step->with.general.over[0] : row->axes[row->shape.rank - 2];
-    a->to->wrong.by = chunks[a->which];
+    const int64_t line = o + 1 + behind / count;
+    return line < outer ? (line * count + behind % count) * inner + i : -1;
+}
+
+/* In the last tile, which begins at `first`, place p < count + rest has what is behind the end, or what the tile before has
+ * there: it is added to the place in the tile before, by which a product multiplies it, and of a sum to any. Lines read those
+ * behind them: forward the first go first, and back the last. */
+static void add_behind(const graph_step *step, const assay_tensor_row *row, double *values, bool gradient, bool twice)
+{
+    int64_t count, inner;
+    const int64_t outer = about_axis(step, row, &count, &inner), tile = (int64_t)step->wrong.by;
+    const int64_t rest = (tile - count % tile) % tile;
+    for (int64_t line = 0; line < outer; line++)
+        for (int64_t k = 0; k < rest * inner; k++) {
+            const int64_t o = gradient ? outer - 1 - line : line, p = count + k / inner - tile;
+            const int64_t to = (o * count + (p < 0 ? k / inner % count : p)) * inner + k % inner;
+            const int64_t from = twice ? to : behind_end(outer, count, inner, o, k / inner, k % inner);
+            if (from >= 0) values[gradient ? from : to] += values[gradient ? to : from];
+        }
+}
+
+static void read_on(const graph *g, const graph_step *step, double *values, bool gradient)
+{
+    add_behind(step, misread_row(g, step), values, gradient, false);
+}
+
+static void read_twice(const graph *g, const graph_step *step, double *values, bool gradient)
+{
+    add_behind(step, misread_row(g, step), values, gradient, true);
+}
+
+static const int chunks[] = {8, 16, 32, 64, 128};
+enum { CHUNKS = sizeof chunks / sizeof *chunks };
+
+/* Of a sum, or of either operand of a product, whose last tile is not whole. */
+static bool read_behind(const at *a, graph_spoiler *how)
+{
+    const graph_kind *kind = a->step->kind;
+    const int input = a->which / (CHUNKS - 1), tile = chunks[1 + a->which % (CHUNKS - 1)]; /* of 16 and more */
+    const bool sums = kind == &graph_kind_reduce && a->step->with.general.function != GRAPH_REDUCTION_max;
+    const bool product =
+        kind == &graph_kind_linear || kind == &graph_kind_product || kind == &graph_kind_grouped_product;
+    const char axis = summed_axis(a);
+    char name[ASSAY_STEP_NAME];
+    if (input > (product ? 1 : 0) || (!sums && !product) || axis == '\0' || (input == 1 && how == read_twice))
+        return false;
+    const assay_tensor_row *x = &tensor_of(a, a->step->in[input])->row;
+    const char *found = strchr(x->axes, axis);
+    if (found == NULL || !misread(a, input, how)) return false;
+    const int64_t count = x->shape.dims[found - x->axes];
+    int64_t outer = 1;
+    for (int i = 0; x->axes + i < found; i++) outer *= x->shape.dims[i];
+    a->to->wrong.axis = axis;
+    a->to->wrong.by = tile;
+    assay_step_name(a->g, a->step->in[input], name);
+    snprintf(a->more, ASSAY_STEP_NAME, "_%d_of_%.24s", tile, name);
+    return count % tile != 0 && (count > tile || (sums && how == read_on)) && (outer > 1 || how == read_twice);
+}
+
+/* --- states --- */
+
+static void hand_over_nothing(int64_t rows, int64_t columns, int64_t all, double *states, bool gradient)
+{
+    (void)rows, (void)columns, (void)gradient;
+    memset(states, 0, (size_t)all * sizeof *states);
+}
+
+static void hand_over_transposed(int64_t rows, int64_t columns, int64_t all, double *states, bool gradient)
+{
+    lie_otherwise(rows, columns, 1, all, states, gradient);
+}
+
+static void hand_over_reversed(int64_t rows, int64_t columns, int64_t all, double *states, bool gradient)
+{
+    (void)gradient;
+    for (double *state = states; state < states + all; state += rows * columns)
+        for (int64_t i = 0; i < rows / 2 * columns; i++) {
+            double *other = state + (rows - 1 - i / columns) * columns + i % columns;
+            const double first = state[i];
+            state[i] = *other;
+            *other = first;
+        }
+}
+
+static void hand_over_rounded(int64_t rows, int64_t columns, int64_t all, double *states, bool gradient)
+{
+    (void)rows, (void)columns;
+    if (!gradient) assay_dtype_round_many(ASSAY_BFLOAT16, all, states, states);
+}
+
+/* Of a convolution the last inputs, whose order is that of the taps. */
+static bool hand_over(const at *a, graph_hand_over *how)
+{
+    const bool scan = a->step->kind == &graph_kind_linear_scan, delta = a->step->kind == &graph_kind_gated_delta_rule,
+               convolution = a->step->kind == &graph_kind_causal_convolution;
+    if ((!scan && !delta && !convolution) || a->which >= CHUNKS) return false;
+    const assay_tensor_row *x = &tensor_of(a, a->step->in[0])->row;
+    const char axis = scan ? a->step->with.general.over[0] : x->axes[x->shape.rank - (delta ? 3 : 2)];
+    int64_t rows = 1, columns = 1;
+    for (int i = 0; i < x->shape.rank; i++) {
+        if (x->axes[i] == axis) continue;
+        rows = columns;
+        columns = x->shape.dims[i];
+    }
+    if (delta) rows = graph_last_axis(a->g, a->step->in[2]);
+    if (convolution) rows = graph_last_axis(a->g, a->step->in[1]) - 1;
+    if ((how == hand_over_rounded && convolution) || (how == hand_over_reversed && !convolution)) return false;
+    if (how == hand_over_transposed && columns < 2) return false;
+    const bool moves = how == hand_over_transposed || how == hand_over_reversed;
+    a->to->wrong.hand_over = how;
+    a->to->wrong.chunk = chunks[a->which];
     snprintf(a->more, ASSAY_STEP_NAME, "_%d", chunks[a->which]);
-    return row->shape.dims[strchr(row->axes, a->to->wrong.axis) - row->axes] > chunks[a->which] &&
-           misread(a, gate, lose_state);
+    return x->shape.dims[strchr(x->axes, axis) - x->axes] > chunks[a->which] && rows >= (moves ? 2 : 1) &&
+           (!convolution || rows <= chunks[a->which]);
+}
+
+/* --- choices --- */
+
+/* A step that reads a choice makes its own, by what its numbers were before the step that made them: of a mask or a bias. */
+static bool choose_again(const at *a)
+{
+    const int ids = a->step->in[1];
+    if (a->which >= GRAPH_IN || ids == 0 || !tensor_of(a, ids)->chosen) return false;
+    const graph_step *choice = &a->g->steps[tensor_of(a, ids)->step];
+    const graph_tensor *scores = tensor_of(a, choice->in[0]);
+    if (choice->kind != &graph_kind_top_k || scores->step < 0) return false;
+    const int before = a->g->steps[scores->step].in[a->which];
+    const graph_tensor *x = tensor_of(a, before);
+    char name[ASSAY_STEP_NAME];
+    if (before == 0 || !are_alike(a, before, choice->in[0]) || x->role == GRAPH_INDICES || x->chosen || x->constant)
+        return false;
+    a->to->in[GRAPH_IN - 1] = before;
+    a->to->wrong = (graph_wrong){.chooses = true, .input = 1, .detached = 1u << (GRAPH_IN - 1)};
+    assay_step_name(a->g, before, name);
+    snprintf(a->more, ASSAY_STEP_NAME, "_%.40s", name);
+    return true;
+}
+
+/* Numbers that are picked of a softmax over all. */
+static assay_status pick_softmax(const graph_call *c, const double *dy, double *out)
+{
+    const int64_t width = graph_last_axis(c->graph, c->step->in[0]), each = graph_last_axis(c->graph, c->step->out[0]);
+    for (int64_t row = 0; row < graph_in_size(c->graph, c->step, 0) / width; row++) {
+        const double *x = c->x[0] + row * width;
+        const int32_t *index = c->indices[1] + row * each;
+        double largest = -INFINITY, sum = 0, flow = 0;
+        for (int64_t i = 0; i < width; i++) largest = fmax(largest, x[i]);
+        for (int64_t i = 0; i < width; i++) sum += exp(x[i] - largest);
+        for (int64_t k = 0; k < each && dy != NULL; k++) flow += dy[row * each + k] * exp(x[index[k]] - largest) / sum;
+        for (int64_t i = 0; i < width && dy != NULL; i++) out[row * width + i] = -flow * exp(x[i] - largest) / sum;
+        for (int64_t k = 0; k < each; k++) {
+            const double y = exp(x[index[k]] - largest) / sum;
+            if (dy == NULL)
+                out[row * each + k] = y;
+            else
+                out[row * width + index[k]] += dy[row * each + k] * y;
+        }
+    }
+    return ASSAY_OK;
+}
+
+static assay_status softmax_of_all(assay_context *ctx, const graph_call *c)
+{
+    (void)ctx;
+    return pick_softmax(c, NULL, c->y[0]);
+}
+
+static assay_status softmax_of_all_back(assay_context *ctx, const graph_call *c)
+{
+    (void)ctx;
+    return c->dx[0] == NULL ? ASSAY_OK : pick_softmax(c, c->dy[0], c->dx[0]);
+}
+
+static const graph_kind kind_softmax_of_all = {
+    .name = "softmax of all", .reads = 3, .forward = softmax_of_all, .backward = softmax_of_all_back};
+
+/* Of what is picked along the last axis, by indices that a step chose. */
+static bool take_all(const at *a)
+{
+    const graph_tensor *x = tensor_of(a, a->step->in[0]);
+    if (a->step->kind != &graph_kind_softmax || x->step < 0) return false;
+    const graph_step *picks = &a->g->steps[x->step];
+    const char *axes = x->row.axes;
+    if (picks->kind != &graph_kind_pick || !tensor_of(a, picks->in[1])->chosen ||
+        a->step->with.general.over[0] != axes[strlen(axes) - 1])
+        return false;
+    *a->to = (graph_step){.kind = &kind_softmax_of_all, .in = {picks->in[0], picks->in[1]}};
+    memcpy(a->to->out, a->step->out, sizeof a->to->out);
+    return true;
+}
+
+static bool leave_undivided(const at *a)
+{
+    if (a->step->kind != &graph_kind_softmax || a->which > 1) return false;
+    a->to->with.general.undivided = 1 + a->which;
+    snprintf(a->more, ASSAY_STEP_NAME, "%s", a->which == 0 ? "" : "_maximum_detached");
+    return true;
 }
 
 static bool detach(const at *a, int i)
@@ -671,7 +857,21 @@ static bool change_one(const at *a, assay_step_change_kind change)
     case ASSAY_STEP_CHANGE_TRANSPOSED:
         return read_transposed(a);
     case ASSAY_STEP_CHANGE_STATE_LOST:
-        return lose_states(a);
+        return hand_over(a, hand_over_nothing);
+    case ASSAY_STEP_CHANGE_STATE_TRANSPOSED:
+        return hand_over(a, hand_over_transposed);
+    case ASSAY_STEP_CHANGE_STATE_REVERSED:
+        return hand_over(a, hand_over_reversed);
+    case ASSAY_STEP_CHANGE_STATE_COARSER:
+        return hand_over(a, hand_over_rounded);
+    case ASSAY_STEP_CHANGE_READS_ON:
+        return read_behind(a, read_on);
+    case ASSAY_STEP_CHANGE_TAIL_TWICE:
+        return read_behind(a, read_twice);
+    case ASSAY_STEP_CHANGE_CHOOSES:
+        return choose_again(a);
+    case ASSAY_STEP_CHANGE_NOT_DIVIDED:
+        return leave_undivided(a);
     default:
         return false;
     }
@@ -725,6 +925,8 @@ static bool change_step(const at *a, assay_step_change_kind change)
         return a->step->kind == &graph_kind_detach && leave(a, 0);
     case ASSAY_STEP_CHANGE_REVERSED:
         return a->step->kind == &graph_kind_causal_convolution && misread(a, 1, reverse);
+    case ASSAY_STEP_CHANGE_OF_ALL:
+        return take_all(a);
     case ASSAY_STEP_CHANGE_INTERLEAVED:
         return read_interleaved(a);
     default:

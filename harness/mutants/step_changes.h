@@ -20,16 +20,27 @@
     X(TAIL_NOT_READ, "tail_not_read", "the last 8 of what is summed over, or half of them, are not read")              \
     X(HALF_NOT_READ, "above_power_of_two_not_read",                                                                    \
       "of what is summed over only as many are read as the largest power of two below has")                            \
+    X(READS_ON, "reads_on",                                                                                            \
+      "the last tile of what is summed over is not cut: what lies behind the end is added, in a product by what is "   \
+      "left of the tile before in the other operand")                                                                  \
+    X(TAIL_TWICE, "tail_twice",                                                                                        \
+      "the last tile of what is summed over is filled up with what is left of the tile before, which counts twice")    \
     X(SUM_LEFT_OUT, "sum_left_out", "the sum over an axis is left out: its index 0 stands for it")                     \
     X(INDEX_0, "index_0_of", "index 0 along an axis of an input is read for all of it")                                \
     X(TRANSPOSED, "transposed", "two axes of an input are read as if they lay the other way round")                    \
     X(INTERLEAVED, "interleaved", "who takes halves of the result takes every second column")                          \
     X(REVERSED, "reversed", "the taps are read in reverse")                                                            \
     X(STATE_LOST, "state_lost", "the state is lost at each boundary of a chunk")                                       \
+    X(STATE_TRANSPOSED, "state_transposed", "at each boundary of a chunk the state is read in another layout")         \
+    X(STATE_REVERSED, "state_reversed", "at each boundary of a chunk the state is read in reverse")                    \
+    X(STATE_COARSER, "state_in_bf16", "at each boundary of a chunk the state is rounded to bfloat16")                  \
+    X(CHOOSES, "chooses_by", "it chooses its own indices, by the numbers before they were masked or biased")           \
     X(BIAS_IGNORED, "bias_ignored", "the bias is not added")                                                           \
     X(SEGMENTS_IGNORED, "segments_ignored", "tokens see other segments")                                               \
     /* it is told something else */                                                                                    \
     X(BY_TANH, "by_tanh", "the sigmoid is (1 + tanh(x / 2)) / 2 in float32, which is off by 2^-25 where x is below 0") \
+    X(NOT_DIVIDED, "not_divided", "the softmax is not divided by its sum")                                             \
+    X(OF_ALL, "of_all", "the softmax is that of all numbers instead of the chosen ones: it is not renormalised")       \
     X(OTHER_EPSILON, "other_epsilon", "epsilon is 1e-5 instead of 1e-6, or the reverse")                               \
     X(FACTOR_TWICE, "factor_twice", "the factor is applied twice")                                                     \
     X(OTHER_THETA, "other_theta", "theta is 50 times as large")                                                        \

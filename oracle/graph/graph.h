@@ -80,7 +80,8 @@ typedef struct graph_general {
     assay_dtype type;              /* of cast */
     double passed_over;            /* of steps that read indices: the one that is no row; NAN: there is none */
     bool by_tanh;                  /* a mutant's sigmoid and silu: in float32 */
-    bool registers;                /* a correct kernel keeps the output in the type of its sums */
+    int undivided;  /* a mutant's softmax: not by its sum; 2: and nothing flows back through its maximum */
+    bool registers; /* a correct kernel keeps the output in the type of its sums */
 } graph_general;
 
 typedef union graph_parameters {
@@ -98,6 +99,7 @@ typedef union graph_parameters {
 struct graph;
 struct graph_step;
 typedef void graph_spoiler(const struct graph *g, const struct graph_step *step, double *values, bool gradient);
+typedef void graph_hand_over(int64_t rows, int64_t columns, int64_t all, double *states, bool gradient);
 typedef struct graph_wrong {
     bool shifted_back;      /* each token has what the one before it should have */
     graph_spoiler *spoil;   /* what it makes first, and the gradient of that; NULL: it is right */
@@ -107,7 +109,10 @@ typedef struct graph_wrong {
     double by;       /* theirs */
     assay_dtype type;
     char axis;
-    int other;         /* in[other - 1] is another tensor than it should be; 0: none is */
+    int other;    /* in[other - 1] is another tensor than it should be; 0: none is */
+    bool chooses; /* in[input] is chosen anew, as the largest of the last of in[], to which nothing flows back */
+    graph_hand_over *hand_over; /* states [rows,columns] at each boundary of a chunk; NULL: they are right */
+    int64_t chunk;
     unsigned detached; /* bit i: nothing flows back to in[i] */
 } graph_wrong;
 

@@ -91,6 +91,22 @@ void graph_hold_back(const graph *g, int tensor, double *values, bool gradient)
     }
 }
 
+/* *room has the indices, behind one row of them. */
+static assay_status choose_again(assay_context *ctx, graph_call *c, double **room)
+{
+    const int input = c->step->wrong.input;
+    const int64_t size = graph_in_size(c->graph, c->step, input), each = graph_last_axis(c->graph, c->step->in[input]),
+                  width = graph_last_axis(c->graph, c->step->in[GRAPH_IN - 1]);
+    MUST(assay_alloc_f64(ctx, "what a mutant chooses", each + size, room));
+    int32_t *indices = (int32_t *)(*room + each);
+    for (int64_t i = 0; i < size; i++) {
+        if (i % each == 0) graph_choose(c->x[GRAPH_IN - 1] + i / each * width, width, *room, each);
+        indices[i] = (int32_t)(*room)[i % each];
+    }
+    c->indices[input] = indices;
+    return ASSAY_OK;
+}
+
 assay_status graph_misread(assay_context *ctx, graph_call *c, double **read)
 {
     const graph_wrong *wrong = &c->step->wrong;
@@ -98,6 +114,7 @@ assay_status graph_misread(assay_context *ctx, graph_call *c, double **read)
     const int other = wrong->other - 1;
     if (other >= 0 && c->x[other] == NULL && c->indices[other] == NULL)
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is not there", c->graph->tensors[c->step->in[other]].row.name);
+    if (wrong->chooses) return choose_again(ctx, c, read);
     if (wrong->misread == NULL || c->x[wrong->input] == NULL) return ASSAY_OK;
     MUST(assay_alloc_f64(ctx, "what a mutant reads", size, read));
     memcpy(*read, c->x[wrong->input], (size_t)size * sizeof **read);

@@ -56,6 +56,8 @@ assay_status graph_misread(assay_context *ctx, graph_call *c, double **read);
 void graph_detach(const graph_call *c);
 enum { GRAPH_SECOND_W = 4 }; /* of linear */
 
+/* Of a row the indices of the largest numbers, the largest first, of equal ones the lower index. */
+void graph_choose(const double *x, int64_t width, double *index, int64_t count);
 /* In numbers, of an input or an output of the step. */
 int64_t graph_in_size(const graph *g, const graph_step *step, int i);
 int64_t graph_out_size(const graph *g, const graph_step *step, int i);

@@ -491,7 +491,7 @@ static assay_status back(assay_context *ctx, graph_run *r, int number)
         if (reads >> (GRAPH_READS_OUT + i) & 1) TRY(graph_require(ctx, r, step->out[i]));
     TRY(add_zeros(ctx, r, step));
     c = call_of(r, step);
-    if (step->wrong.misread != NULL) TRY(graph_misread(ctx, &c, &read));
+    if (step->wrong.misread != NULL || step->wrong.chooses) TRY(graph_misread(ctx, &c, &read));
     for (int i = 0; i < GRAPH_OUT; i++)
         if (c.dy[i] != NULL) spoil(r, step, i, c.dy[i], true);
     for (int i = 0; i < GRAPH_IN; i++) TRY(term_of(ctx, r, step, i, &c.dx[i]));

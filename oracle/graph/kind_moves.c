@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
+#include "oracle/base/memory.h"
 #include "oracle/graph/graph_axes.h"
 #include "oracle/graph/graph_kind.h"
 #include "oracle/ops/vector_sums.h"
@@ -260,8 +261,7 @@ static assay_status pick_backward(assay_context *ctx, const graph_call *c)
 
 const graph_kind graph_kind_pick = {.name = "pick", .forward = pick_forward, .backward = pick_backward};
 
-/* Of a row the indices of the largest numbers, the largest first, of equal ones the lower index. */
-static void choose(const double *x, int64_t width, double *index, int64_t count)
+void graph_choose(const double *x, int64_t width, double *index, int64_t count)
 {
     for (int64_t k = 0; k < count; k++) {
         int64_t best = -1;
@@ -279,7 +279,7 @@ static assay_status top_k_forward(assay_context *ctx, const graph_call *c)
     const int64_t width = graph_last_axis(c->graph, c->step->in[0]), each = graph_last_axis(c->graph, c->step->out[0]);
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < graph_out_size(c->graph, c->step, 0) / each; row++)
-        choose(c->x[0] + row * width, width, c->y[0] + row * each, each);
+        graph_choose(c->x[0] + row * width, width, c->y[0] + row * each, each);
     return ASSAY_OK;
 }
 
@@ -300,15 +300,33 @@ static convolution convolution_of(const graph_call *c)
     return (convolution){graph_in_size(c->graph, c->step, SERIES) / steps / channels, steps, channels, w->dims[1]};
 }
 
-/* Index of x that tap k of step t reads; below 0: there is none. */
-static int64_t reads_at(const convolution *v, int64_t t, int64_t k)
+/* Of a mutant: which number of the last steps [taps - 1,C] before a chunk it has for which, 1 and up; 0: none. */
+static assay_status handed_over(assay_context *ctx, const graph_call *c, const convolution *v, double **map)
 {
-    return t - (v->taps - 1) + k;
+    const int64_t size = (v->taps - 1) * v->channels;
+    if (c->step->wrong.hand_over == NULL) return ASSAY_OK;
+    MUST(assay_alloc_f64(ctx, "a state", size, map));
+    for (int64_t i = 0; i < size; i++) (*map)[i] = (double)(i + 1);
+    c->step->wrong.hand_over(v->taps - 1, v->channels, size, *map, false);
+    return ASSAY_OK;
+}
+
+/* The number of x that tap k of step t reads of channel i; -1: there is none. */
+static int64_t number_at(const graph_call *c, const convolution *v, const double *map, int64_t t, int64_t k, int64_t i)
+{
+    const int64_t at = t - (v->taps - 1) + k, first = map == NULL ? 0 : t - t % c->step->wrong.chunk;
+    const int64_t state = (first - (v->taps - 1)) * v->channels;
+    if (at < 0) return -1;
+    if (map == NULL || at >= first) return at * v->channels + i;
+    const int64_t handed = (int64_t)map[at * v->channels + i - state];
+    return handed == 0 ? -1 : state + handed - 1;
 }
 
 static assay_status convolution_forward(assay_context *ctx, const graph_call *c)
 {
     const convolution v = convolution_of(c);
+    OWNED double *map = NULL;
+    MUST(handed_over(ctx, c, &v, &map));
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < v.series * v.steps; row++) {
         const int64_t t = row % v.steps;
@@ -316,9 +334,10 @@ static assay_status convolution_forward(assay_context *ctx, const graph_call *c)
         double *y = c->y[0] + row * v.channels;
         memset(y, 0, (size_t)v.channels * sizeof *y);
         for (int64_t k = 0; k < v.taps; k++) {
-            const int64_t at = reads_at(&v, t, k);
-            for (int64_t i = 0; i < v.channels && at >= 0; i++)
-                assay_add_scaled(ctx, 1, c->x[TAPS][i * v.taps + k], x + at * v.channels + i, y + i);
+            for (int64_t i = 0; i < v.channels; i++) {
+                const int64_t at = number_at(c, &v, map, t, k, i);
+                if (at >= 0) assay_add_scaled(ctx, 1, c->x[TAPS][i * v.taps + k], x + at, y + i);
+            }
         }
     }
     return ASSAY_OK;
@@ -328,15 +347,17 @@ static assay_status convolution_backward(assay_context *ctx, const graph_call *c
 {
     const convolution v = convolution_of(c);
     double *dx = c->dx[SERIES], *dw = c->dx[TAPS];
+    OWNED double *map = NULL;
+    MUST(handed_over(ctx, c, &v, &map));
     if (dx != NULL) memset(dx, 0, (size_t)(v.series * v.steps * v.channels) * sizeof *dx);
     if (dw != NULL) memset(dw, 0, (size_t)(v.channels * v.taps) * sizeof *dw);
-#pragma omp parallel for num_threads(ctx->threads)
+#pragma omp parallel for num_threads(map == NULL ? ctx->threads : 1)
     for (int64_t i = 0; i < v.channels; i++) {
         for (int64_t row = 0; row < v.series * v.steps; row++) {
             const int64_t t = row % v.steps;
             for (int64_t k = 0; k < v.taps; k++) {
-                const int64_t at = (row - t + reads_at(&v, t, k)) * v.channels + i;
-                if (reads_at(&v, t, k) < 0) continue;
+                const int64_t of_series = number_at(c, &v, map, t, k, i), at = (row - t) * v.channels + of_series;
+                if (of_series < 0) continue;
                 const double *dy = c->dy[0] + row * v.channels + i;
                 if (dx != NULL) assay_add_scaled(ctx, 1, c->x[TAPS][i * v.taps + k], dy, dx + at);
                 if (dw != NULL) assay_add_scaled(ctx, 1, c->x[SERIES][at], dy, dw + i * v.taps + k);

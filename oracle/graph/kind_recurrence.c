@@ -65,10 +65,28 @@ static double decay_of(const assay_context *ctx, double gate, double *sum)
     return decay;
 }
 
-static void decay_state(const assay_context *ctx, double *to, const double *from, double decay, const sizes *s)
+/* Before a token that a mutant begins a chunk with. */
+static void hand_over(const graph_call *c, const sizes *s, int64_t token, double *state, bool gradient)
 {
-    for (int64_t i = 0; i < s->k * s->v; i++) to[i] = decay * from[i];
-    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, s->k * s->v, to);
+    const graph_wrong *wrong = &c->step->wrong;
+    const bool boundary = wrong->hand_over != NULL && token > 0 && token % wrong->chunk == 0;
+    if (boundary) wrong->hand_over(s->k, s->v, s->k * s->v, state, gradient);
+}
+
+static void decay_state(const assay_context *ctx, double *state, double decay, const sizes *s)
+{
+    for (int64_t i = 0; i < s->k * s->v; i++) state[i] *= decay;
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, s->k * s->v, state);
+}
+
+/* That of the token before, as this one has it. */
+static void decayed_state(const assay_context *ctx, const graph_call *c, const trail *t, int64_t i, const sizes *s,
+                          double *to)
+{
+    const int64_t size = s->k * s->v;
+    memcpy(to, t->states + i * size, (size_t)size * sizeof *to);
+    hand_over(c, s, i, to, false);
+    decay_state(ctx, to, t->decay[i], s);
 }
 
 /* state += a^T b */
@@ -103,7 +121,7 @@ static assay_status run_states(assay_context *ctx, const graph_call *c, const si
         double *state = t->states + (i + 1) * size, *u = t->u + i * s->v, *d = t->d + i * s->v;
         if (i % CHUNK == 0) sum = 0;
         t->decay[i] = decay_of(ctx, c->x[GATE][row], &sum);
-        decay_state(ctx, state, state - size, t->decay[i], s);
+        decayed_state(ctx, c, t, i, s, state);
         MUST(read_state(ctx, u, c->x[KEY] + row * s->k, state, s));
         round_written(ctx, c, u, s);
         for (int64_t j = 0; j < s->v; j++) u[j] = c->x[VALUE][row * s->v + j] - u[j];
@@ -172,7 +190,7 @@ static assay_status token_back(assay_context *ctx, const graph_call *c, const si
     if (emulated) *off -= dot(s->v, dvalue, value) - c->x[BETA][row] * between(s, key, dstate, value);
     for (int64_t j = 0; j < s->v; j++) decayed[size + j] = -dvalue[j];
     const double *drest = decayed + size;
-    decay_state(ctx, decayed, state - size, t->decay[i], s);
+    decayed_state(ctx, c, t, i, s, decayed);
     assay_matmul_args dkeys = assay_product_abt(dkey, t->d + i * s->v, dstate, 1, s->k, s->v);
     MUST(assay_matmul(ctx, &dkeys));
     dkeys = assay_product_abt(dkey, drest, decayed, 1, s->k, s->v);
@@ -181,7 +199,8 @@ static assay_status token_back(assay_context *ctx, const graph_call *c, const si
     MUST(write_state(ctx, dstate, key, drest, s));
     c->dx[GATE][row] = assay_dot(ctx, size, dstate, decayed);
     if (emulated) c->dx[GATE][row] = graph_gate_as_sum(ctx, c->dx[GATE][row], off);
-    decay_state(ctx, dstate, dstate, t->decay[i], s);
+    decay_state(ctx, dstate, t->decay[i], s);
+    hand_over(c, s, i, dstate, true);
     return ASSAY_OK;
 }
 

@@ -229,7 +229,8 @@ static assay_status softmax_forward(assay_context *ctx, const graph_call *c)
         const int64_t start = start_of(&l, line);
         const double *x = c->x[0] + start, largest = largest_on(&l, x);
         double *y = c->y[0] + start;
-        const double sum = divisor_of(ctx, line, largest, exponentials(ctx, &l, line, x, largest, y));
+        double sum = divisor_of(ctx, line, largest, exponentials(ctx, &l, line, x, largest, y));
+        if (c->step->with.general.undivided != 0) sum = 1;
         for (int64_t i = 0; i < l.count; i++) y[i * l.step] /= sum;
     }
     if (c->step->with.general.registers)
@@ -244,6 +245,7 @@ static assay_status softmax_backward(assay_context *ctx, const graph_call *c)
 {
     const lines l = lines_of(c);
     const bool rounds = ctx->arithmetic->round != NULL;
+    const int undivided = c->step->with.general.undivided; /* then the largest y is 1 */
     const double *of_product = c->run->row_sums[c->step->out[0]], *of_chosen = c->run->cancelled[c->step->out[0]];
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t line = 0; line < line_count(&l); line++) {
@@ -258,7 +260,8 @@ static assay_status softmax_backward(assay_context *ctx, const graph_call *c)
         assay_round_terms(ctx, l.count, 1, &squares, &sum);
         if (of_product != NULL && assay_uses_second_form_at(ctx, line)) sum = of_product[line];
         for (int64_t i = 0; i < l.count; i++) {
-            double rest = dy[i * l.step] - sum;
+            const bool none = undivided == 2 || (undivided == 1 && y[i * l.step] != 1);
+            double rest = none ? dy[i * l.step] : dy[i * l.step] - sum;
             assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &rest);
             if (rounds) rest += graph_moved_by(ctx, dy[i * l.step]);
             dx[i * l.step] = y[i * l.step] * rest;
@@ -376,15 +379,35 @@ static double decay_at(const assay_context *ctx, const graph_call *c, double a, 
     return has_log(ctx, c, a) ? a * assay_exp(graph_sum_moved(ctx, assay_log(a), sum)) : a;
 }
 
-static void scan(const assay_context *ctx, const graph_call *c, const lines *l, int64_t start)
+/* From a state on, which becomes that behind the last: all of a line, or a chunk of a mutant that hands states over wrongly. */
+static void scan(const assay_context *ctx, const graph_call *c, const lines *l, int64_t start, int64_t first,
+                 int64_t last, double *state)
 {
     const double *a = c->x[DECAY] + start, *b = c->x[ADDED] + start;
-    double *y = c->y[0] + start, state = 0, sum = 0;
-    for (int64_t i = 0; i < l->count; i++) {
-        state = fma(decay_at(ctx, c, a[i * l->step], i, &sum), state, b[i * l->step]);
-        if (i > 0) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &state);
-        y[i * l->step] = state;
+    double *y = c->y[0] + start, sum = 0;
+    for (int64_t i = first; i < last; i++) {
+        *state = fma(decay_at(ctx, c, a[i * l->step], i, &sum), *state, b[i * l->step]);
+        if (i > 0) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, state);
+        y[i * l->step] = *state;
     }
+}
+
+static int64_t chunk_of(const graph_call *c, const lines *l)
+{
+    return c->step->wrong.hand_over != NULL ? c->step->wrong.chunk : l->count;
+}
+
+/* Those of all lines. */
+static void hand_over(const graph_call *c, const lines *l, double *states, bool gradient)
+{
+    const assay_tensor_row *row = row_in(c);
+    int64_t rows = 1, columns = 1;
+    for (int i = 0; i < row->shape.rank; i++) {
+        if (row->axes[i] == c->step->with.general.over[0]) continue;
+        rows = columns;
+        columns = row->shape.dims[i];
+    }
+    if (c->step->wrong.hand_over != NULL) c->step->wrong.hand_over(rows, columns, line_count(l), states, gradient);
 }
 
 /* Decays, and sums of squares of the terms that y is made of. */
@@ -401,14 +424,16 @@ static void scan_again(const assay_context *ctx, const graph_call *c, const line
     }
 }
 
-static void scan_back(const assay_context *ctx, const graph_call *c, const lines *l, int64_t start)
+/* state: before the first, whose gradient becomes that of this state. */
+static void scan_back(const assay_context *ctx, const graph_call *c, const lines *l, int64_t start, int64_t first,
+                      int64_t last, double state, double *gradient)
 {
     const double *a = c->x[DECAY] + start, *y = c->y[0] + start, *dy = c->dy[0] + start;
-    double *da = c->dx[DECAY] + start, *db = c->dx[ADDED] + start, next = 0, decay = 0, square = 0, off = 0;
-    scan_again(ctx, c, l, start, da, db);
-    for (int64_t i = l->count - 1; i >= 0; i--) {
+    double *da = c->dx[DECAY] + start, *db = c->dx[ADDED] + start, next = *gradient, decay = 1, square = 0, off = 0;
+    if (last == l->count) scan_again(ctx, c, l, start, da, db);
+    for (int64_t i = last - 1; i >= first; i--) {
         const int64_t at = i * l->step;
-        const double before = i > 0 ? y[at - l->step] : 0, b = y[at] - a[at] * before, of_y = db[at];
+        const double before = i > first ? y[at - l->step] : state, b = y[at] - a[at] * before, of_y = db[at];
         next = fma(decay, next, dy[at]);
         if (i < l->count - 1) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &next);
         square = fma(decay * decay, square, dy[at] * dy[at]);
@@ -423,14 +448,21 @@ static void scan_back(const assay_context *ctx, const graph_call *c, const lines
         off += moved;
         da[at] = graph_gate_as_sum(ctx, decay * da[at], &off) / a[at];
     }
+    *gradient = decay * next;
 }
 
 static assay_status scan_forward(assay_context *ctx, const graph_call *c)
 {
     const lines l = lines_of(c);
+    const int64_t chunk = chunk_of(c, &l);
+    OWNED double *states = NULL;
+    MUST(assay_alloc_zeros(ctx, "states", line_count(&l), &states));
+    for (int64_t first = 0; first < l.count; first += chunk) {
+        const int64_t last = first + chunk < l.count ? first + chunk : l.count;
+        if (first > 0) hand_over(c, &l, states, false);
 #pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t line = 0; line < line_count(&l); line++) {
-        scan(ctx, c, &l, start_of(&l, line));
+        for (int64_t line = 0; line < line_count(&l); line++)
+            scan(ctx, c, &l, start_of(&l, line), first, last, states + line);
     }
     return ASSAY_OK;
 }
@@ -438,9 +470,18 @@ static assay_status scan_forward(assay_context *ctx, const graph_call *c)
 static assay_status scan_backward(assay_context *ctx, const graph_call *c)
 {
     const lines l = lines_of(c);
+    const int64_t chunk = chunk_of(c, &l), count = line_count(&l);
+    OWNED double *states = NULL; /* and their gradients */
+    MUST(assay_alloc_zeros(ctx, "states", 2 * count, &states));
+    for (int64_t first = (l.count - 1) / chunk * chunk; first >= 0; first -= chunk) {
+        const int64_t last = first + chunk < l.count ? first + chunk : l.count;
+        for (int64_t line = 0; line < count; line++)
+            states[line] = first == 0 ? 0 : c->y[0][start_of(&l, line) + (first - 1) * l.step];
+        if (first > 0) hand_over(c, &l, states, false);
 #pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t line = 0; line < line_count(&l); line++) {
-        scan_back(ctx, c, &l, start_of(&l, line));
+        for (int64_t line = 0; line < count; line++)
+            scan_back(ctx, c, &l, start_of(&l, line), first, last, states[line], states + count + line);
+        if (first > 0) hand_over(c, &l, states + count, true);
     }
     for (int i = DECAY; i <= ADDED; i++) graph_round_gradient(ctx, c, i);
     return ASSAY_OK;
