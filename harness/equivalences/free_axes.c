@@ -94,6 +94,13 @@ static void chosen(bound *b)
     bind_one(b, b->node->axes, -1);
 }
 
+/* Places of numbers, and numbers that are indices. */
+static void counted(bound *b)
+{
+    bind(b, operand(b, 0)->axes);
+    bind(b, b->node->axes);
+}
+
 static void convolved(bound *b)
 {
     bind_one(b, operand(b, 0)->axes, -2);
@@ -151,6 +158,8 @@ static const struct {
              {"scatter_add", scattered},
              {"pick", picked},
              {"top_k", chosen},
+             {"argsort", counted},
+             {"bincount", counted},
              {"rope", picked},
              {"causal_conv", convolved},
              {"attention", attended},

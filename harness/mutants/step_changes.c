@@ -118,7 +118,7 @@ static const assay_tensor_row *made_row(const at *a)
 static bool is_number(const at *a, int i)
 {
     const graph_tensor *x = tensor_of(a, a->step->in[i]);
-    return a->step->in[i] != 0 && x->role != GRAPH_INDICES && !x->chosen;
+    return a->step->in[i] != 0 && x->role != GRAPH_INDICES && !x->integers;
 }
 
 static bool has_two_operands(const at *a)
@@ -433,6 +433,27 @@ static char summed_axis(const at *a)
     if (kind == &graph_kind_reduce && over[0] != '\0') axis = over[strlen(over) - 1];
     if (kind == &graph_kind_softmax || kind == &graph_kind_logsumexp) axis = over[0];
     return axis;
+}
+
+static void leave_order(const graph *g, const graph_step *step, double *values, bool gradient)
+{
+    (void)gradient;
+    for (int64_t i = 0; i < graph_out_size(g, step, 0); i++) values[i] = (double)i;
+}
+
+/* The last bin that has any. */
+static void lose_one(const graph *g, const graph_step *step, double *values, bool gradient)
+{
+    int64_t bin = graph_out_size(g, step, 0) - 1;
+    (void)gradient;
+    while (bin > 0 && values[bin] == 0) bin--;
+    if (values[bin] > 0) values[bin]--;
+}
+
+static bool spoil_integers(const at *a, const graph_kind *kind, graph_spoiler *how)
+{
+    a->to->wrong.spoil = how;
+    return a->step->kind == kind;
 }
 
 /* Of a sum, which counts what is not read as 0, or of a softmax or a maximum, which count it as minus infinity. */
@@ -917,6 +938,10 @@ static bool change_step(const at *a, assay_step_change_kind change)
         return spoil(a, lose_row, 0);
     case ASSAY_STEP_CHANGE_LAST_ROW_STALE:
         return spoil(a, repeat_row, 0);
+    case ASSAY_STEP_CHANGE_NOT_SORTED:
+        return spoil_integers(a, &graph_kind_argsort, leave_order);
+    case ASSAY_STEP_CHANGE_ONE_NOT_COUNTED:
+        return spoil_integers(a, &graph_kind_bincount, lose_one);
     case ASSAY_STEP_CHANGE_DETACHED:
     case ASSAY_STEP_CHANGE_SECOND_DETACHED:
     case ASSAY_STEP_CHANGE_THIRD_DETACHED:

@@ -61,6 +61,8 @@
     X(LAST_COLUMNS_ZERO, "last_columns_zero", "the last 8 columns of the result, or half of them, are zero")           \
     X(LAST_ROW_ZERO, "last_row_zero", "the last row of the result is zero")                                            \
     X(LAST_ROW_STALE, "last_row_stale", "the last row of the result is that of the row before")                        \
+    X(NOT_SORTED, "not_sorted", "the whole numbers are taken as if they were sorted")                                  \
+    X(ONE_NOT_COUNTED, "one_not_counted", "the last of the whole numbers is not counted")                              \
     /* backward alone */                                                                                               \
     X(DETACHED, "detached", "nothing flows back to the first input")                                                   \
     X(SECOND_DETACHED, "second_detached", "nothing flows back to the second input")                                    \

@@ -37,7 +37,8 @@ typedef struct graph_tensor {
     int last;                  /* the last step that reads it; -1: none does */
     bool in_parts;             /* those who read it take columns of it, which are disjoint */
     bool quantised;            /* a step quantises it, and the block computed it itself */
-    bool chosen;               /* whole numbers that a step makes, which others read as indices */
+    bool integers;             /* that a step makes, which others read as indices */
+    bool chosen;               /* and a choice: a result, in whose place the run goes on from what the source has */
     bool codes;                /* that are staged are the result, in the place of those that were computed */
     assay_tensor_row gradient; /* which a recipe quantises on the way back, a checkpoint; without a name: nothing */
     double number;             /* GRAPH_NUMBER */
@@ -226,8 +227,9 @@ int graph_attend(graph *g, const char *axes, const char *lse, int query, int key
 /* A step of a kind whose parameters are graph_general. */
 int graph_step_of(graph *g, const struct graph_kind *kind, const char *axes, const int *in, int in_count,
                   const graph_general *with);
-/* The indices of the largest numbers along the last axis: what graph_indices gives, but made by a step. Called by its path it is
- * a result, in whose place the run goes on from what the source has. */
+/* What graph_indices gives, but made by a step of whole numbers. */
+int graph_integers(graph *g, const struct graph_kind *kind, const char *axes, int x);
+/* The indices of the largest numbers along the last axis. Called by its path it is a choice. */
 int graph_top_k(graph *g, const char *axes, int x);
 /* graph_fused of the output of such a step, which is rounded in the type of sums then. */
 int graph_in_registers(graph *g, int tensor);

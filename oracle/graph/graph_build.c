@@ -381,10 +381,17 @@ int graph_step_of(graph *g, const graph_kind *kind, const char *axes, const int 
     return add_output(g, step, 0, row_of(g, kind->name, axes));
 }
 
+int graph_integers(graph *g, const graph_kind *kind, const char *axes, int x)
+{
+    const int tensor = graph_fused(g, graph_step_of(g, kind, axes, &x, 1, &(graph_general){0}));
+    g->tensors[tensor].integers = g->tensors[tensor].constant = true;
+    return tensor;
+}
+
 int graph_top_k(graph *g, const char *axes, int x)
 {
-    const int tensor = graph_fused(g, graph_step_of(g, &graph_kind_top_k, axes, &x, 1, &(graph_general){0}));
-    g->tensors[tensor].chosen = g->tensors[tensor].constant = true;
+    const int tensor = graph_integers(g, &graph_kind_top_k, axes, x);
+    g->tensors[tensor].chosen = true;
     return tensor;
 }
 

@@ -259,21 +259,24 @@ static assay_status write_choice(assay_context *ctx, const graph_run *r, const g
     return r->out->write(ctx, r->out->self, beside, graph_size(r->graph, scores), r->value[scores]);
 }
 
-/* Made, or what the source has in its place. */
-static assay_status choose(assay_context *ctx, graph_run *r, const graph_step *step, const graph_call *c, bool write)
+/* Whole numbers that are made; of a choice, what the source has in its place. */
+static assay_status make_integers(assay_context *ctx, graph_run *r, const graph_step *step, const graph_call *c,
+                                  bool write)
 {
     const int choice = step->out[0];
     const int64_t count = graph_size(r->graph, choice);
+    const bool chosen = r->graph->tensors[choice].chosen;
     const char *path = r->graph->tensors[choice].row.name;
     if (r->chosen[choice] == NULL) MUST(assay_alloc_i32(ctx, path, count, &r->chosen[choice]));
-    if (r->in != NULL && r->in->has(r->in->self, path)) {
+    if (chosen && r->in != NULL && r->in->has(r->in->self, path)) {
         MUST(r->in->read_i32(ctx, r->in->self, path, 0, count, r->chosen[choice]));
     } else {
         MUST(step->kind->forward(ctx, c));
+        spoil(r, step, 0, c->y[0], false);
         for (int64_t i = 0; i < count; i++) r->chosen[choice][i] = (int32_t)c->y[0][i];
     }
     r->indices[choice] = r->chosen[choice];
-    const bool shows = write && !r->shown[choice];
+    const bool shows = chosen && write && !r->shown[choice];
     r->shown[choice] |= write;
     return shows ? write_choice(ctx, r, step) : ASSAY_OK;
 }
@@ -295,8 +298,8 @@ static assay_status compute(assay_context *ctx, graph_run *r, int number, bool w
         TRY(make_room(ctx, r, step->out[i]));
         c.y[i] = r->value[step->out[i]];
     }
-    if (r->graph->tensors[step->out[0]].chosen) {
-        TRY(choose(ctx, r, step, &c, write));
+    if (r->graph->tensors[step->out[0]].integers) {
+        TRY(make_integers(ctx, r, step, &c, write));
         return ASSAY_OK;
     }
     TRY(call(ctx, &c, step->kind->forward));

@@ -1,6 +1,7 @@
 /* Steps that move numbers: another order of axes, parts of an axis and parts put behind each other, rows by their indices; and a
  * causal convolution. */
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
@@ -284,6 +285,43 @@ static assay_status top_k_forward(assay_context *ctx, const graph_call *c)
 }
 
 const graph_kind graph_kind_top_k = {.name = "top_k", .forward = top_k_forward};
+
+/* --- whole numbers from whole numbers --- */
+
+typedef struct keyed {
+    int32_t key, place;
+} keyed;
+
+static int by_key(const void *a, const void *b)
+{
+    const keyed *x = a, *y = b;
+    return x->key != y->key ? (x->key > y->key) - (x->key < y->key) : (x->place > y->place) - (x->place < y->place);
+}
+
+static assay_status argsort_forward(assay_context *ctx, const graph_call *c)
+{
+    const int64_t count = graph_in_size(c->graph, c->step, 0);
+    OWNED keyed *sorted = NULL;
+    MUST(assay_alloc(ctx, "whole numbers that are sorted", count, sizeof *sorted, &sorted));
+    for (int64_t i = 0; i < count; i++) sorted[i] = (keyed){c->indices[0][i], (int32_t)i};
+    qsort(sorted, (size_t)count, sizeof *sorted, by_key);
+    for (int64_t i = 0; i < count; i++) c->y[0][i] = sorted[i].place;
+    return ASSAY_OK;
+}
+
+const graph_kind graph_kind_argsort = {.name = "argsort", .forward = argsort_forward};
+
+static assay_status bincount_forward(assay_context *ctx, const graph_call *c)
+{
+    const int64_t bins = graph_out_size(c->graph, c->step, 0);
+    (void)ctx;
+    memset(c->y[0], 0, (size_t)bins * sizeof(double));
+    for (int64_t i = 0; i < graph_in_size(c->graph, c->step, 0); i++)
+        if (is_row(c->indices[0][i], bins)) c->y[0][c->indices[0][i]]++;
+    return ASSAY_OK;
+}
+
+const graph_kind graph_kind_bincount = {.name = "bincount", .forward = bincount_forward};
 
 /* --- y[..,t,c] = the sum over k < K of w[c,k] x[..,t - (K-1) + k,c], of what there is of x --- */
 

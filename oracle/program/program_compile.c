@@ -300,7 +300,9 @@ static assay_status read_line(compiler *c)
     const assay_program_node *node = &c->p->nodes[line->node];
     if (node->step == NULL) return refuse(c, c->text, "%s is nothing that is computed", line->name);
     if (!line->output && node->line != c->line) return refuse(c, c->text, "%s is another step's name", line->name);
-    if (line->output && node->integers)
+    if (line->output && node->integers && !node->chosen)
+        return refuse(c, c->text, "%s is whole numbers, expected numbers, as float of them", line->name);
+    if (line->output && node->chosen)
         return refuse(c, c->text, "%s is a choice, which its step gives by itself: routing/NAME/%s", line->name,
                       node->step->name);
     if (node->chosen) {

@@ -106,6 +106,11 @@ static int top_k(graph *g, const form *of, const assay_program_node *node, const
     return graph_top_k(g, node->axes, in[0]);
 }
 
+static int integers(graph *g, const form *of, const assay_program_node *node, const int *in)
+{
+    return graph_integers(g, of->function == 0 ? &graph_kind_argsort : &graph_kind_bincount, node->axes, in[0]);
+}
+
 /* What is quantised has a name of its own, whatever made it: rounded as that is. */
 static int quantise(graph *g, const form *of, const assay_program_node *node, const int *in)
 {
@@ -169,7 +174,7 @@ static int attention(graph *g, const form *of, const assay_program_node *node, c
     int operands[5] = {in[0], in[1], in[2]};
     for (int i = 3; i < node->in_count; i++) {
         const graph_tensor *t = &g->tensors[in[i]];
-        operands[t->role == GRAPH_INDICES || t->chosen ? 3 : 4] = in[i];
+        operands[t->role == GRAPH_INDICES || t->integers ? 3 : 4] = in[i];
     }
     int step = attended_before(g, operands, scale, &config);
     if (step < 0) {
@@ -205,6 +210,8 @@ static const form FORMS[] = {
     {"scatter_add", &graph_kind_scatter_add, plain, 0, 0},
     {"pick", &graph_kind_pick, plain, 0, 0},
     {"top_k", NULL, top_k, 0, 0},
+    {"argsort", NULL, integers, 0, 0},
+    {"bincount", NULL, integers, 1, 0},
     {"quantise", NULL, quantise, 0, 2},
     {"causal_conv", &graph_kind_causal_convolution, plain, 0, 0},
     {"linear_scan", &graph_kind_linear_scan, plain, 0, 0},
@@ -253,6 +260,8 @@ static void put_step(graph *g, const assay_program *p, int place, int *tensor)
         name_codes(g, line, out);
     } else if (node->chosen) {
         graph_called(g, line->path, out);
+    } else if (root && node->integers) {
+        graph_called(g, line->name, out);
     } else if (root && !line->output) {
         graph_named(g, line->name, out);
     }

@@ -299,6 +299,28 @@ static assay_status chosen(check *c)
                       own, all, p.in[0][0]);
 }
 
+/* Whole numbers along one axis, made of whole numbers. */
+static assay_status integers_along(check *c)
+{
+    const assay_shape *x = &operand(c, 0)->shape;
+    const char *axes = assay_program_axes(c->node, "axes");
+    if (strlen(axes) != 1) return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axes are \"%s\", expected one axis", axes);
+    if (assay_shape_count(x) > INT32_MAX)
+        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%s counts to %" PRId64 ", expected at most 2^31 - 1",
+                          c->node->step->name, assay_shape_count(x));
+    c->node->integers = true;
+    return set_axes(c, axes);
+}
+
+static assay_status sorted(check *c)
+{
+    MUST(integers_along(c));
+    const int64_t from = assay_shape_count(&operand(c, 0)->shape), to = c->node->shape.dims[0];
+    if (from == to) return ASSAY_OK;
+    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%s has %" PRId64 " numbers, and %s has %" PRId64, operand(c, 0)->axes,
+                      from, c->node->axes, to);
+}
+
 /* "R,P->D": each operand has its own axis there, all else is the same. */
 static assay_status joined(check *c)
 {
@@ -692,6 +714,22 @@ const assay_program_step assay_program_steps[] = {
      "\"E->K\": the indices of the K largest of each row, the largest first, of equal ones the lower index",
      chosen,
      0},
+    {"argsort",
+     1,
+     1,
+     "x",
+     {{"axes", 'a', NEEDED}},
+     "\"R\": where the whole numbers x stand, flat, the least first, of equal ones the first",
+     sorted,
+     1},
+    {"bincount",
+     1,
+     1,
+     "x",
+     {{"axes", 'a', NEEDED}},
+     "\"E\": how many of the whole numbers x are 0, 1, .. E - 1; others are not counted",
+     integers_along,
+     1},
     {"linear_scan",
      2,
      2,

@@ -723,6 +723,33 @@ static void top_k(machine *m, int i, const assay_program_line *line)
     quad_put(m->t, path, assay_shape_of(1, rows), of_margin);
 }
 
+/* By rank: how many are before each. */
+static void argsort(const int32_t *x, int64_t from, int32_t *y, int64_t to)
+{
+    for (int64_t i = 0; i < to; i++) {
+        int64_t before = 0;
+        for (int64_t j = 0; j < from; j++) before += x[j] < x[i] || (x[j] == x[i] && j < i);
+        y[before] = (int32_t)i;
+    }
+}
+
+static void bincount(const int32_t *x, int64_t from, int32_t *y, int64_t to)
+{
+    for (int64_t bin = 0; bin < to; bin++) {
+        y[bin] = 0;
+        for (int64_t i = 0; i < from; i++) y[bin] += x[i] == bin;
+    }
+}
+
+static void integers(machine *m, int i)
+{
+    const int64_t from = assay_shape_count(&m->p->nodes[m->node->in[0]].shape), to = product_of(m, m->node->axes);
+    int32_t *made = quad_keep(m->t, to, sizeof *made);
+    if (made == NULL || index_operand(m, 0) == NULL) return;
+    (strcmp(m->node->step->name, "argsort") == 0 ? argsort : bincount)(index_operand(m, 0), from, made, to);
+    m->indices[i] = made;
+}
+
 /* --- the program --- */
 
 static const struct {
@@ -834,12 +861,14 @@ void quad_program(quad_tape *t, const void *config)
             read_given(m, i);
         } else if (m->node->chosen) {
             top_k(m, i, &m->p->lines[m->node->line]);
+        } else if (m->node->integers) {
+            integers(m, i);
         } else {
             m->made[i] = called(m, compute(m), m->node->axes);
         }
     }
     for (int i = 0; i < m->p->line_count && t->status == ASSAY_OK; i++) {
         const assay_program_node *node = &m->p->nodes[m->p->lines[i].node];
-        if (!node->chosen && (m->p->lines[i].output || !node->coded)) put(m, &m->p->lines[i]);
+        if (!node->integers && (m->p->lines[i].output || !node->coded)) put(m, &m->p->lines[i]);
     }
 }

@@ -410,6 +410,14 @@ class Machine:
         best = np.argsort(-x.value, -1, kind="stable")[..., : self.p.sizes[axes[-1]]]
         return x.axes[:-1] + axes[-1], best.astype(np.int32), None
 
+    def step_argsort(self, axes, x):
+        return axes, np.argsort(x.value.reshape(-1), kind="stable").astype(np.int32), None
+
+    def step_bincount(self, axes, x):
+        bins = self.p.sizes[axes]
+        there = x.value[(x.value >= 0) & (x.value < bins)]
+        return axes, np.bincount(there, minlength=bins).astype(np.int32), None
+
     # the way back
 
     def add(self, t, d):
@@ -524,8 +532,10 @@ def run_program(ar, request):
     made = {}
     for name, t in m.run(p.steps):
         m.named[name] = t
-        if not isinstance(t.value, Operand):
-            made[f"routing/{name}/top_k" if t.value.dtype.kind == "i" else "checkpoints/" + name] = t.value
+        if not isinstance(t.value, Operand) and t.value.dtype.kind != "i":
+            made["checkpoints/" + name] = t.value
+        elif not isinstance(t.value, Operand) and p.steps[name].lstrip().startswith("top_k"):
+            made[f"routing/{name}/top_k"] = t.value
     steps = dict(m.named)
     for name, t in m.run(p.outputs):
         made["outputs/" + name] = t.value
