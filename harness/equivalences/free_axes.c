@@ -2,8 +2,6 @@
 
 #include <string.h>
 
-#include "oracle/graph/graph_map.h"
-
 /* Letters of axes that are bound. */
 typedef struct bound {
     const assay_program *p;
@@ -95,7 +93,7 @@ static void chosen(bound *b)
 }
 
 /* Places of numbers, and numbers that are indices. */
-static void counted(bound *b)
+static void all(bound *b)
 {
     bind(b, operand(b, 0)->axes);
     bind(b, b->node->axes);
@@ -133,52 +131,14 @@ static void largest(bound *b)
     if (assay_program_number(b->node, "first") != 0) along(b);
 }
 
-#define X(name) {#name, nothing},
-static const struct {
-    const char *step;
-    void (*bind)(bound *b);
-} RULES[] = {{"max", largest},
-             GRAPH_MAPS(X) GRAPH_BINARIES(X) GRAPH_REDUCTIONS(X){"where", nothing},
-             {"detach", nothing},
-             {"softmax", nothing},
-             {"logsumexp", nothing},
-             {"rms_norm", nothing},
-             {"layer_norm", nothing},
-             {"cast", nothing},
-             {"float", nothing},
-             {"cumsum", along},
-             {"linear_scan", along},
-             {"product", renamed},
-             {"rearrange", renamed},
-             {"grouped_product", grouped},
-             {"reshape", reshaped},
-             {"slice", cut},
-             {"concatenate", cut},
-             {"gather", rows},
-             {"scatter_add", scattered},
-             {"pick", picked},
-             {"top_k", chosen},
-             {"argsort", counted},
-             {"bincount", counted},
-             {"rope", picked},
-             {"causal_conv", convolved},
-             {"attention", attended},
-             {"attention_lse", attended},
-             {"gated_delta_rule", recurrent},
-             {"quantise", in_blocks}};
-#undef X
+#define STEP(name, least, most, operands, integers, parameters, shape, exact, kind, put, function, besides, free,      \
+             text)                                                                                                     \
+    free,
 
-/* A step without a rule binds all that it has. */
-static void bind_node(bound *b)
-{
-    for (size_t i = 0; i < sizeof RULES / sizeof *RULES; i++) {
-        if (strcmp(RULES[i].step, b->node->step->name) != 0) continue;
-        RULES[i].bind(b);
-        return;
-    }
-    for (int i = 0; i < b->node->in_count; i++) bind(b, operand(b, i)->axes);
-    bind(b, b->node->axes);
-}
+/* In the order of assay_program_steps. */
+static void (*const RULES[])(bound *b) = {
+#include "oracle/program/program_steps.inc"
+};
 
 void assay_program_free_axes(const assay_program *p, char axes[ASSAY_PROGRAM_LETTERS])
 {
@@ -186,7 +146,7 @@ void assay_program_free_axes(const assay_program *p, char axes[ASSAY_PROGRAM_LET
     int count = 0;
     for (int i = 1; i < p->node_count; i++) {
         b.node = &p->nodes[i];
-        if (b.node->step != NULL) bind_node(&b);
+        if (b.node->step != NULL) RULES[b.node->step - assay_program_steps](&b);
     }
     for (int i = 0; i < ASSAY_PROGRAM_LETTERS; i++)
         if (p->sizes[i] > 1 && !b.letters[i]) axes[count++] = (char)i;

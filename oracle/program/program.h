@@ -3,7 +3,7 @@
  * A program is sizes of axes, tensors that are given, and lines: a name and an expression over steps, e.g.
  *     q: product("TD,DNR->TNR", rms_norm(x, scale, epsilon=1e-6), w)
  * in the order of the data flow. Compiling it makes a list of nodes: each a tensor that is given, a number, or a step of nodes before it. A
- * program owns nothing but itself: it is copied as any number is. The steps stand in one table (program_steps.c). */
+ * program owns nothing but itself: it is copied as any number is. The steps stand in one table (program_steps.inc). */
 #pragma once
 
 #include "oracle/base/tensor.h"
@@ -57,7 +57,7 @@ typedef struct assay_program_value {
     char text[3 * (ASSAY_MAX_RANK + 2)];
 } assay_program_value;
 
-/* How a step's tensors go together; program_steps.c has the table. */
+/* How a step's tensors go together; program_steps.inc has the table. */
 typedef struct assay_program_step assay_program_step;
 
 typedef struct assay_program_node {
@@ -123,6 +123,13 @@ typedef struct assay_program_check {
     assay_program_node *node;
 } assay_program_check;
 
+/* Of whole numbers. */
+typedef enum assay_program_exact {
+    ASSAY_PROGRAM_NOT_EXACT, /* rounding may change what it gives */
+    ASSAY_PROGRAM_KEEPS_EXACT,
+    ASSAY_PROGRAM_MAKES_EXACT
+} assay_program_exact;
+
 struct assay_program_step {
     const char *name;
     int least, most;      /* operands */
@@ -132,6 +139,7 @@ struct assay_program_step {
     /* Axes of the result, from those of the operands and the parameters. */
     assay_status (*shape)(const assay_program_check *check);
     unsigned integers; /* bit i: operand i is whole numbers; bit ASSAY_PROGRAM_EITHER + i: it may be */
+    assay_program_exact exact;
 };
 
 /* "AB,BC->AC"; false: it is no pattern. */

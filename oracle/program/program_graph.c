@@ -14,7 +14,6 @@ typedef struct form form;
 typedef int build(graph *g, const form *of, const assay_program_node *node, const int *in);
 
 struct form {
-    const char *name;
     const graph_kind *kind; /* whose parameters are graph_general; NULL: it has its own */
     build *put;
     int function; /* for kinds of many functions; which of its outputs */
@@ -108,7 +107,7 @@ static int top_k(graph *g, const form *of, const assay_program_node *node, const
 
 static int integers(graph *g, const form *of, const assay_program_node *node, const int *in)
 {
-    return graph_integers(g, of->function == 0 ? &graph_kind_argsort : &graph_kind_bincount, node->axes, in[0]);
+    return graph_integers(g, of->kind, node->axes, in[0]);
 }
 
 /* What is quantised has a name of its own, whatever made it: rounded as that is. */
@@ -186,48 +185,18 @@ static int attention(graph *g, const form *of, const assay_program_node *node, c
     return made;
 }
 
-#define X(name) {#name, &graph_kind_map, plain, GRAPH_MAP_##name, 0},
-#define Y(name) {#name, &graph_kind_binary, plain, GRAPH_BINARY_##name, 0},
-#define Z(name) {#name, &graph_kind_reduce, plain, GRAPH_REDUCTION_##name, 0},
+#define STEP(name, least, most, operands, integers, parameters, shape, exact, kind, put, function, besides, free,      \
+             text)                                                                                                     \
+    {kind, put, function, besides},
+
+/* In the order of assay_program_steps. */
 static const form FORMS[] = {
-    GRAPH_MAPS(X) GRAPH_BINARIES(Y) GRAPH_REDUCTIONS(Z)
-#undef X
-#undef Y
-#undef Z
-        {"where", &graph_kind_where, plain, 0, 0},
-    {"float", &graph_kind_float, plain, 0, 0},
-    {"softmax", &graph_kind_softmax, plain, 0, 0},
-    {"logsumexp", &graph_kind_logsumexp, plain, 0, 0},
-    {"cumsum", &graph_kind_running_sum, plain, 0, 0},
-    {"product", &graph_kind_product, by_pattern, 0, 2},
-    {"grouped_product", &graph_kind_grouped_product, by_pattern, 0, 2},
-    {"rearrange", &graph_kind_order, by_pattern, 0, 1},
-    {"reshape", &graph_kind_order, plain, 1, 0},
-    {"detach", &graph_kind_detach, plain, 1, 0},
-    {"slice", &graph_kind_slice, slice, 0, 0},
-    {"concatenate", &graph_kind_concatenate, concatenate, 0, 0},
-    {"gather", &graph_kind_gather, plain, 0, 0},
-    {"scatter_add", &graph_kind_scatter_add, plain, 0, 0},
-    {"pick", &graph_kind_pick, plain, 0, 0},
-    {"top_k", NULL, top_k, 0, 0},
-    {"argsort", NULL, integers, 0, 0},
-    {"bincount", NULL, integers, 1, 0},
-    {"quantise", NULL, quantise, 0, 2},
-    {"causal_conv", &graph_kind_causal_convolution, plain, 0, 0},
-    {"linear_scan", &graph_kind_linear_scan, plain, 0, 0},
-    {"gated_delta_rule", &graph_kind_gated_delta_rule, plain, 0, 0},
-    {"rms_norm", NULL, rms_norm, 0, 0},
-    {"layer_norm", NULL, layer_norm, 0, 0},
-    {"rope", NULL, rope, 0, 2},
-    {"attention", NULL, attention, 0, 1},
-    {"attention_lse", NULL, attention, 1, 1},
+#include "oracle/program/program_steps.inc"
 };
 
 static const form *form_of(const assay_program_step *step)
 {
-    int i = 0;
-    while (strcmp(FORMS[i].name, step->name) != 0) i++;
-    return &FORMS[i];
+    return &FORMS[step - assay_program_steps];
 }
 
 static int64_t axis_size(const void *config, char axis)

@@ -60,17 +60,12 @@ static assay_status as_all(check *c)
 
 bool assay_program_is_exact(const assay_program *p, const assay_program_node *node)
 {
-    static const char *const keep[] = {"add",     "sub",    "mul",    "maximum",     "minimum",
-                                       "neg",     "abs",    "square", "where",       "rearrange",
-                                       "reshape", "detach", "slice",  "concatenate", "max"};
-    const char *name = node->step->name;
-    bool exact = false;
-    if (strcmp(name, "float") == 0 || strcmp(name, "less") == 0 || strcmp(name, "equal") == 0) return true;
-    for (size_t i = 0; i < sizeof keep / sizeof *keep; i++) exact |= strcmp(name, keep[i]) == 0;
-    for (int i = 0; i < node->in_count; i++) {
+    bool exact = node->step->exact != ASSAY_PROGRAM_NOT_EXACT;
+    for (int i = 0; i < node->in_count && node->step->exact == ASSAY_PROGRAM_KEEPS_EXACT; i++) {
         const assay_program_node *x = &p->nodes[node->in[i]];
         const bool number = x->step == NULL && x->given < 0;
-        exact &= number ? x->number == rint(x->number) : x->exact || (x->integers && strcmp(name, "where") == 0);
+        exact &=
+            number ? x->number == rint(x->number) : x->exact || (x->integers && strcmp(node->step->name, "where") == 0);
     }
     return exact;
 }
@@ -539,231 +534,16 @@ static assay_status rounded(check *c)
 #define NEEDED NAN
 #define SEGMENTS_OR_SINKS (3u << (ASSAY_PROGRAM_EITHER + 3))
 #define OWN ASSAY_PROGRAM_OWN
-#define MAP(name, text)                                                                                                \
-    {                                                                                                                  \
-#name, 1, 1, "x", {{NULL, 0, 0 } }, text, as_first, 0                                                          \
-    }
-#define BINARY(name, text)                                                                                             \
-    {                                                                                                                  \
-#name, 2, 2, "a, b", {{NULL, 0, 0 } }, text, as_all, 0                                                         \
-    }
-
-#define KINKED(name, text)                                                                                             \
-    {                                                                                                                  \
-#name, 1, 1, "x", {{"kink", 'n', 0 } }, text, kinked, 0                                                        \
-    }
-#define EXTREME(name, text)                                                                                            \
-    {                                                                                                                  \
-#name, 2, 2, "a, b", {{"kink", 'n', 0.5 } }, text, kinked, 0                                                   \
-    }
+#define NOT ASSAY_PROGRAM_NOT_EXACT
+#define KEPT ASSAY_PROGRAM_KEEPS_EXACT
+#define MADE ASSAY_PROGRAM_MAKES_EXACT
+#define LIST(...) __VA_ARGS__
+#define STEP(name, least, most, operands, integers, parameters, shape, exact, kind, put, function, besides, free,      \
+             text)                                                                                                     \
+    {#name, least, most, operands, {LIST parameters}, text, shape, integers, exact},
 
 const assay_program_step assay_program_steps[] = {
-    {"product",
-     2,
-     2,
-     "a, b",
-     {{"axes", 'a', NEEDED}},
-     "sum over the axes of a and b that the result lacks",
-     contracted,
-     0},
-    {"grouped_product",
-     3,
-     3,
-     "x, w, group_sizes",
-     {{"axes", 'a', NEEDED}},
-     "rows of x, group after group, by the matrix of their group; rows behind the last group give 0",
-     grouped,
-     4},
-    BINARY(add, "a + b"),
-    BINARY(sub, "a - b"),
-    BINARY(mul, "a b"),
-    BINARY(div, "a / b"),
-    EXTREME(maximum, "the larger of a and b; kink: a's share of the gradient where they are equal"),
-    EXTREME(minimum, "the smaller of a and b; kink: likewise"),
-    MAP(neg, "-x"),
-    KINKED(abs, "|x|; kink: the gradient at 0, from -1 to 1"),
-    MAP(square, "x^2"),
-    MAP(reciprocal, "1 / x"),
-    MAP(exp, "e^x"),
-    MAP(log, "ln x"),
-    MAP(sqrt, "x^(1/2)"),
-    MAP(rsqrt, "x^(-1/2)"),
-    MAP(sigmoid, "1 / (1 + e^-x)"),
-    MAP(silu, "x sigmoid(x)"),
-    MAP(gelu, "x (1 + tanh((2/pi)^(1/2) (x + 0.044715 x^3))) / 2"),
-    MAP(gelu_exact, "x (1 + erf(x / 2^(1/2))) / 2"),
-    MAP(erf, "erf x"),
-    MAP(tanh, "tanh x"),
-    KINKED(relu, "x above 0, else 0; kink: the gradient at 0, from 0 to 1"),
-    MAP(softplus, "ln(1 + e^x)"),
-    MAP(sin, "sin x"),
-    MAP(cos, "cos x"),
-    {"clamp",
-     1,
-     1,
-     "x",
-     {{"low", 'n', -INFINITY}, {"high", 'n', INFINITY}, {"kink", 'n', 1}},
-     "x, but at least low and at most high; kink: the gradient on a bound, from 0 to 1",
-     clamped,
-     0},
-    {"float", 1, 1, "x", {{NULL, 0, 0}}, "whole numbers, as numbers", as_first, 1},
-    {"less", 2, 2, "a, b", {{NULL, 0, 0}}, "1 where a < b, else 0; of whole numbers", compared, 0},
-    {"equal", 2, 2, "a, b", {{NULL, 0, 0}}, "1 where a = b, else 0; of whole numbers", compared, 0},
-    {"where",
-     3,
-     3,
-     "mask, a, b",
-     {{NULL, 0, 0}},
-     "a where the mask is not 0, else b",
-     masked,
-     1u << ASSAY_PROGRAM_EITHER},
-    {"sum", 1, 1, "x", {{"over", 'a', NEEDED}}, "the sum over axes", reduced, 0},
-    {"mean", 1, 1, "x", {{"over", 'a', NEEDED}}, "the mean over axes", reduced, 0},
-    {"max",
-     1,
-     1,
-     "x",
-     {{"over", 'a', NEEDED}, {"first", 'f', 0}},
-     "the largest over axes; of equal ones each has a share of the gradient, or the first has it all",
-     reduced,
-     0},
-    {"softmax", 1, 1, "x", {{"over", 'a', NEEDED}}, "e^x over its sum along an axis", along_one, 0},
-    {"logsumexp", 1, 1, "x", {{"over", 'a', NEEDED}}, "ln of the sum of e^x along an axis", without_one, 0},
-    {"cumsum", 1, 1, "x", {{"over", 'a', NEEDED}}, "the sum of all up to each along an axis", along_one, 0},
-    {"rms_norm",
-     2,
-     2,
-     "x, scale",
-     {{"epsilon", 'n', 1e-6}},
-     "x / (mean(x^2) + epsilon)^(1/2) scale, over the last axis",
-     normalised,
-     0},
-    {"layer_norm",
-     3,
-     3,
-     "x, scale, bias",
-     {{"epsilon", 'n', 1e-6}},
-     "(x - mean(x)) / (var(x) + epsilon)^(1/2) scale + bias, over the last axis",
-     normalised,
-     0},
-    {"rope",
-     2,
-     2,
-     "x, positions",
-     {{"theta", 'n', 10000}, {"interleave", 'f', 0}},
-     "x turned by position theta^(-2i/R): pairs (i, i + R/2), interleave: (2i, 2i + 1)",
-     rotated,
-     2},
-    {"attention",
-     3,
-     5,
-     "query, key, value, segment_ids, sinks",
-     {{"scale", 'n', 0}, {"window", 'n', 0}, {"soft_cap", 'n', 0}},
-     "softmax(scale query key^T) value, causal, within segments; scale 0: H^(-1/2)",
-     attended,
-     SEGMENTS_OR_SINKS},
-    {"attention_lse",
-     3,
-     5,
-     "query, key, value, segment_ids, sinks",
-     {{"scale", 'n', 0}, {"window", 'n', 0}, {"soft_cap", 'n', 0}},
-     "the log of the sum of exponentials of attention's scores, without sinks",
-     log_sums,
-     SEGMENTS_OR_SINKS},
-    {"rearrange",
-     1,
-     1,
-     "x",
-     {{"axes", 'a', NEEDED}},
-     "x with its axes in another order, repeated along new ones",
-     rearranged,
-     0},
-    {"reshape", 1, 1, "x", {{"axes", 'a', NEEDED}}, "the same numbers under other axes", reshaped, 0},
-    MAP(detach, "x, whose gradient stops here"),
-    {"slice",
-     1,
-     1,
-     "x",
-     {{"axes", 'a', NEEDED}, {"first", 'n', 0}},
-     "a part of an axis, from its index `first` on",
-     sliced,
-     0},
-    {"concatenate",
-     2,
-     ASSAY_PROGRAM_OPERANDS,
-     "a, b, ...",
-     {{"axes", 'a', NEEDED}},
-     "operands behind each other along an axis",
-     joined,
-     0},
-    {"gather", 2, 2, "table, index", {{NULL, 0, 0}}, "row index of the table", gathered, 2},
-    {"scatter_add",
-     2,
-     2,
-     "x, index",
-     {{"axes", 'a', NEEDED}},
-     "row r is the sum of the rows of x with index r",
-     scattered,
-     2},
-    {"pick", 2, 2, "x, index", {{NULL, 0, 0}}, "of each row of x the numbers at its indices", picked, 2},
-    {"top_k",
-     1,
-     1,
-     "x",
-     {{"axes", 'a', NEEDED}},
-     "\"E->K\": the indices of the K largest of each row, the largest first, of equal ones the lower index",
-     chosen,
-     0},
-    {"argsort",
-     1,
-     1,
-     "x",
-     {{"axes", 'a', NEEDED}},
-     "\"R\": where the whole numbers x stand, flat, the least first, of equal ones the first",
-     sorted,
-     1},
-    {"bincount",
-     1,
-     1,
-     "x",
-     {{"axes", 'a', NEEDED}},
-     "\"E\": how many of the whole numbers x are 0, 1, .. E - 1; others are not counted",
-     integers_along,
-     1},
-    {"linear_scan",
-     2,
-     2,
-     "a, b",
-     {{"over", 'a', NEEDED}},
-     "y[t] = a[t] y[t-1] + b[t] along an axis, from 0 on",
-     scanned,
-     0},
-    {"gated_delta_rule",
-     5,
-     5,
-     "query, key, value, gate, beta",
-     {{NULL, 0, 0}},
-     "y[t] = query[t] S[t], S[t] = P + key[t]^T beta[t] (value[t] - key[t] P), P = e^gate[t] S[t-1], from 0 on",
-     recurrent,
-     0},
-    {"quantise",
-     1,
-     1,
-     "x",
-     {{"format", 't', NEEDED},
-      {"scale", 't', OWN},
-      {"scale_rounding", 't', OWN},
-      {"subnormal_scale", 'f', OWN},
-      {"ties", 't', OWN},
-      {"saturate", 'f', OWN},
-      {"negative_zero", 'f', OWN},
-      {"smallest_amax", 'n', OWN},
-      {"tensor_scale", 'n', 0}},
-     "the numbers of codes of x, with a scale for each block of them",
-     quantised,
-     0},
-    {"cast", 1, 1, "x", {{"type", 't', NEEDED}}, "x rounded to a number type", rounded, 0},
-    {"causal_conv", 2, 2, "x, w", {{NULL, 0, 0}}, "y[t,c] = sum over k of w[c,k] x[t - (K-1) + k,c]", convolved, 0},
+#include "oracle/program/program_steps.inc"
 };
 const int assay_program_step_count = sizeof assay_program_steps / sizeof *assay_program_steps;
 
