@@ -7,45 +7,6 @@
 
 TEST_LABELS(threads);
 
-static void assert_near(const test_tensors *actual, const test_tensors *expected, double relative)
-{
-    for (int i = 0; i < actual->set.count; i++) {
-        const assay_tensor *found = &actual->set.items[i],
-                           *other = assay_tensor_set_find(&expected->set, found->spec.path);
-        double largest = 0;
-        if (other == NULL || found->values == NULL || found->count != other->count) continue;
-        if (strncmp(found->spec.path, "remat/", 6) == 0 || strncmp(found->spec.path, "checkpoints/", 12) == 0) continue;
-        for (int64_t j = 0; j < other->count; j++) largest = fmax(largest, fabs(other->values[j]));
-        assert_close(found->values, other->values, other->count, 0, relative * largest);
-    }
-}
-
-static void check_engines(layer_case c)
-{
-    assay_context ctx = assay_context_default(1);
-    OWNED_BY(test_tensors_free) test_tensors expected = {0};
-    layer_case_fill(&c);
-    layer_case_run(&ctx, &c, &expected);
-    for (int form = 0; test_next_context(&form, &ctx);) {
-        OWNED_BY(test_tensors_free) test_tensors out = {0};
-        layer_case_run(&ctx, &c, &out);
-        assert_int_equal(out.set.count, expected.set.count);
-        layer_case_assert_same(&out, &expected);
-    }
-    ctx = assay_context_default(2);
-    ctx.arithmetic = &assay_arithmetic_blas;
-    OWNED_BY(test_tensors_free) test_tensors blas = {0};
-    layer_case_run(&ctx, &c, &blas);
-    assert_near(&blas, &expected, 1e-12);
-    layer_case_free(&c);
-}
-
-TEST(test_engines)
-{
-    check_engines(layer_case_make(2, 1, 2, 5));
-    check_engines(layer_case_gqa(2, 2, 5));
-}
-
 /* Less asked for, the same numbers; nothing differentiated, nothing kept. */
 TEST_WITH_CONTEXT(test_wanted)
 {

@@ -51,56 +51,6 @@ TEST_WITH_CONTEXT(test_ragged_all_to_all)
     }
 }
 
-/* The ring adds partial sums of the shards, in another order where P > 1. */
-TEST_WITH_CONTEXT(test_ring_of_experts)
-{
-    for (int variant = 0; variant < SHARDED_CASES; variant++) {
-        OWNED_BY(moe_case_free) moe_case c = sharded_case(variant, BATCH);
-        for (int mesh = 0; mesh < MESHES; mesh++) {
-            assay_sharding sharding = mesh_of(mesh);
-            sharding.ring_of_experts = true;
-            OWNED_BY(test_tensors_free) test_tensors whole, actual;
-            run_both(&ctx, &c, &sharding, &whole, &actual);
-            moe_case_assert_close(&actual, &whole, "outputs/y", ROUNDING);
-            sharded_case_assert_gradients(&actual, &whole, ROUNDING);
-            if (sharding.mesh.size[ASSAY_AXIS_EXPERT] == 1 || variant == SHARDED_CASE_LLAMA4)
-                sharded_case_assert_bits(&actual, &whole, "outputs/y");
-            if (mesh == 0) moe_case_assert_same(&actual, &whole);
-        }
-    }
-}
-
-/* Chunks of the embedding continue one chain; tensor shards add sums of their own. */
-TEST_WITH_CONTEXT(test_chunks_and_tensor_shards)
-{
-    static const struct {
-        int64_t emb, tokens, tensor;
-    } forms[] = {{1, 1, 1}, {3, 1, 1}, {12, 1, 1}, {0, 2, 1}, {4, 3, 1}, {0, 1, 2}, {3, 2, 4}};
-    for (int variant = 0; variant < SHARDED_CASES; variant++) {
-        OWNED_BY(moe_case_free) moe_case c = sharded_case(variant, BATCH);
-        for (int mesh = 0; mesh < MESHES; mesh += 3) {
-            OWNED_BY(test_tensors_free) test_tensors ring = {.wanted = compared};
-            assay_sharding sharding = mesh_of(mesh);
-            sharding.ring_of_experts = true;
-            sharded_case_run(&ctx, &c, &sharding, &ring);
-            for (size_t form = 0; form < sizeof forms / sizeof *forms; form++) {
-                OWNED_BY(test_tensors_free) test_tensors whole, actual;
-                sharding.emb_chunks = forms[form].emb;
-                sharding.token_chunks = forms[form].tokens;
-                sharding.tensor_shards = forms[form].tensor;
-                run_both(&ctx, &c, &sharding, &whole, &actual);
-                moe_case_assert_close(&actual, &whole, "outputs/y", ROUNDING);
-                sharded_case_assert_gradients(&actual, &whole, ROUNDING);
-                if (forms[form].tensor == 1) {
-                    sharded_case_assert_bits(&actual, &ring, "outputs/y");
-                    sharded_case_assert_bits(&actual, &ring, "gradients/inputs/x");
-                    if (forms[form].tokens == 1) moe_case_assert_same(&actual, &ring);
-                }
-            }
-        }
-    }
-}
-
 /* Tensor shards: a is (x wi of the first half of D) + (of the second), each a chain of its own. */
 TEST_WITH_CONTEXT(test_tensor_shards_add)
 {

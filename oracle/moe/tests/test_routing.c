@@ -1,5 +1,5 @@
 #include "oracle/arithmetic/emulated.h"
-#include "oracle/moe/routing.h"
+#include "oracle/moe/tests/one_token.h"
 #include "tests/support/assay_test.h"
 
 TEST_LABELS(threads);
@@ -10,15 +10,8 @@ TEST(test_emulated_weights_share_an_error)
     enum { SEEDS = 128 };
     const double unit = 0x1p-24 / sqrt(3.0), logits[] = {0.25, -0.5, 0.7, 0.1};
     for (int k = 1; k <= 2; k++) {
-        const assay_routing_config config = {.batch = 1,
-                                             .sequence = 1,
-                                             .num_experts = 4,
-                                             .num_experts_per_tok = k,
-                                             .family = ASSAY_ROUTER_DEFAULT,
-                                             .routed_scaling_factor = 1,
-                                             .n_routing_groups = -1,
-                                             .topk_routing_group = -1,
-                                             .norm_topk_prob = true};
+        assay_routing_config config = one_token(ASSAY_ROUTER_DEFAULT, ASSAY_SCORE_NONE, 4, k);
+        config.norm_topk_prob = true;
         const assay_routing_inputs in = {.logits = logits};
         double squares = 0, exact = 0;
         for (uint64_t seed = 0; seed <= SEEDS; seed++) {
@@ -44,14 +37,7 @@ TEST(test_emulated_sums_with_a_large_bias)
 {
     enum { SEEDS = 128 };
     const double unit = 0x1p-24 / sqrt(3.0), logits[] = {0.3, -0.2}, bias[] = {34.5, 34.4};
-    const assay_routing_config config = {.batch = 1,
-                                         .sequence = 1,
-                                         .num_experts = 2,
-                                         .num_experts_per_tok = 2,
-                                         .family = ASSAY_ROUTER_DEFAULT,
-                                         .routed_scaling_factor = 1,
-                                         .n_routing_groups = -1,
-                                         .topk_routing_group = -1};
+    const assay_routing_config config = one_token(ASSAY_ROUTER_DEFAULT, ASSAY_SCORE_NONE, 2, 2);
     const assay_routing_inputs in = {.logits = logits, .bias = bias};
     double squares = 0, exact = 0;
     for (uint64_t seed = 0; seed <= SEEDS; seed++) {
@@ -91,16 +77,8 @@ TEST(test_emulated_gradients_where_they_cancel)
     enum { SEEDS = 64 };
     const double unit = 0x1p-24 / sqrt(3.0), logits[] = {12, 11.5}, zeros[] = {0, 0}, d_weights[] = {1, 0};
     for (int balance = 0; balance <= 1; balance++) {
-        const assay_routing_config config = {.batch = 1,
-                                             .sequence = 1,
-                                             .num_experts = 2,
-                                             .num_experts_per_tok = 2,
-                                             .family = ASSAY_ROUTER_DEEPSEEK3,
-                                             .score_func = ASSAY_SCORE_SIGMOID,
-                                             .routed_scaling_factor = 1,
-                                             .n_routing_groups = -1,
-                                             .topk_routing_group = -1,
-                                             .load_balance_loss_weight = balance};
+        assay_routing_config config = one_token(ASSAY_ROUTER_DEEPSEEK3, ASSAY_SCORE_SIGMOID, 2, 2);
+        config.load_balance_loss_weight = balance;
         const assay_routing_inputs in = {.logits = logits, .bias = zeros};
         double squares = 0, exact = 0;
         for (uint64_t seed = 0; seed <= SEEDS; seed++) {
@@ -124,13 +102,7 @@ TEST(test_emulated_gradients_of_a_sure_choice)
 {
     enum { SEEDS = 64 };
     const double unit = 0x1p-24 / sqrt(3.0), logits[] = {12, 0, -1}, d_weights[] = {1, 0};
-    const assay_routing_config config = {.batch = 1,
-                                         .sequence = 1,
-                                         .num_experts = 3,
-                                         .num_experts_per_tok = 2,
-                                         .family = ASSAY_ROUTER_DEFAULT,
-                                         .n_routing_groups = -1,
-                                         .topk_routing_group = -1};
+    const assay_routing_config config = one_token(ASSAY_ROUTER_DEFAULT, ASSAY_SCORE_NONE, 3, 2);
     const assay_routing_inputs in = {.logits = logits};
     double squares[3] = {0}, exact[3] = {0};
     for (uint64_t seed = 0; seed <= SEEDS; seed++) {

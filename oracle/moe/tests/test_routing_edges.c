@@ -1,5 +1,5 @@
 #include "oracle/arithmetic/arithmetic.h"
-#include "oracle/moe/routing.h"
+#include "oracle/moe/tests/one_token.h"
 #include "oracle/quad/tests/quad_case.h"
 
 TEST_LABELS(threads);
@@ -7,14 +7,9 @@ TEST_LABELS(threads);
 /* One token, 3 of 6 experts, sigmoid scores: what the tables below change one thing of. */
 static assay_routing_config plain_config(void)
 {
-    return (assay_routing_config){.batch = 1,
-                                  .sequence = 1,
-                                  .num_experts = 6,
-                                  .num_experts_per_tok = 3,
-                                  .family = ASSAY_ROUTER_DEEPSEEK3,
-                                  .score_func = ASSAY_SCORE_SIGMOID,
-                                  .n_routing_groups = -1,
-                                  .routed_scaling_factor = 2.5};
+    assay_routing_config config = one_token(ASSAY_ROUTER_DEEPSEEK3, ASSAY_SCORE_SIGMOID, 6, 3);
+    config.routed_scaling_factor = 2.5;
+    return config;
 }
 
 /* The gradient of sum d_weights * weights of one token, by central differences of the second form. */

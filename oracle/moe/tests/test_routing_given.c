@@ -1,6 +1,6 @@
 /* A choice that is given: slots without an expert, weights, random routing. */
-#include "oracle/moe/routing.h"
 
+#include "oracle/moe/tests/one_token.h"
 #include "tests/support/assay_test.h"
 
 TEST_LABELS(threads);
@@ -46,15 +46,11 @@ static void run(problem *p, assay_routing *r, const assay_routing_config *config
 
 static assay_routing_config config_of(assay_router_family family, assay_score_func score_func)
 {
-    return (assay_routing_config){.batch = B,
-                                  .sequence = S,
-                                  .num_experts = E,
-                                  .num_experts_per_tok = K,
-                                  .family = family,
-                                  .score_func = score_func,
-                                  .n_routing_groups = -1,
-                                  .routed_scaling_factor = 2.5,
-                                  .norm_topk_prob = family == ASSAY_ROUTER_DEFAULT || family == ASSAY_ROUTER_FUSED};
+    assay_routing_config config = one_token(family, score_func, E, K);
+    config.batch = B, config.sequence = S;
+    config.routed_scaling_factor = 2.5;
+    config.norm_topk_prob = family == ASSAY_ROUTER_DEFAULT || family == ASSAY_ROUTER_FUSED;
+    return config;
 }
 
 /* A slot of none is as if the token had one choice fewer: the same bits, forward and backward. */
@@ -105,14 +101,9 @@ TEST_WITH_CONTEXT(test_random_routing_may_repeat)
     const int32_t given[] = {2, 0, 2};
     OWNED_BY(assay_routing_free) assay_routing r;
     double d_logits[3], d_bias[3];
-    const assay_routing_config config = {.batch = 1,
-                                         .sequence = 1,
-                                         .num_experts = 3,
-                                         .num_experts_per_tok = 3,
-                                         .score_func = ASSAY_SCORE_SIGMOID,
-                                         .n_routing_groups = -1,
-                                         .routed_scaling_factor = 2.5,
-                                         .use_random_routing = true};
+    assay_routing_config config = one_token(ASSAY_ROUTER_DEEPSEEK3, ASSAY_SCORE_SIGMOID, 3, 3);
+    config.routed_scaling_factor = 2.5;
+    config.use_random_routing = true;
     const assay_routing_inputs in = {.logits = logits, .bias = bias, .given_experts = given, .choice_is_input = true};
     assert_ok(&ctx, assay_routing_alloc(&ctx, &r, &config));
     assert_ok(&ctx, assay_routing_forward(&ctx, &r, &in, &config));

@@ -1,5 +1,5 @@
 #include "oracle/arithmetic/arithmetic.h"
-#include "oracle/moe/routing.h"
+#include "oracle/moe/tests/one_token.h"
 #include "oracle/quad/quad_internal.h"
 #include "tests/support/assay_test.h"
 
@@ -9,15 +9,12 @@ TEST_LABELS(threads);
 static assay_routing_config selection_config(int64_t tokens, int64_t experts, int64_t per_token, int64_t groups,
                                              int64_t kept, assay_group_score group_score)
 {
-    return (assay_routing_config){.batch = 1,
-                                  .sequence = tokens,
-                                  .num_experts = experts,
-                                  .num_experts_per_tok = per_token,
-                                  .family = ASSAY_ROUTER_DEEPSEEK3,
-                                  .n_routing_groups = groups,
-                                  .topk_routing_group = kept,
-                                  .group_score = group_score,
-                                  .routed_scaling_factor = 1.0};
+    assay_routing_config config = one_token(ASSAY_ROUTER_DEEPSEEK3, ASSAY_SCORE_NONE, experts, per_token);
+    config.sequence = tokens;
+    config.n_routing_groups = groups;
+    config.topk_routing_group = kept;
+    config.group_score = group_score;
+    return config;
 }
 
 static void route(assay_routing *r, const double *logits, const double *bias, const assay_routing_config *config)

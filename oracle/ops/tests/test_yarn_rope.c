@@ -13,16 +13,7 @@ enum { HEADS = 3, LAST = INT32_MAX - 1 };
 /* DeepSeek-V3's */
 static assay_rope_config deepseek(int64_t dim)
 {
-    return (assay_rope_config){.dim = dim,
-                               .yarn = true,
-                               .rope_max_timescale = 10000,
-                               .rope_factor = 40,
-                               .beta_fast = 32,
-                               .beta_slow = 1,
-                               .max_position_embeddings = INT32_MAX,
-                               .original_max_position_embeddings = 4096,
-                               .interleave = true,
-                               .truncate = true};
+    return (assay_rope_config){dim, true, 10000, 40, 32, 1, INT32_MAX, 4096, true, true, false, false};
 }
 
 static const int32_t POSITIONS[] = {0, 1, 2, 710, 4095, 4096, 163839, 163839, LAST};

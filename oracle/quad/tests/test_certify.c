@@ -1,6 +1,7 @@
 /* The certifier itself: it must accept what is right to float64, and reject each of a table of wrong results. */
 #include <quadmath.h>
 
+#include "oracle/moe/tests/one_token.h"
 #include "oracle/quad/quad_internal.h"
 #include "oracle/quad/tape.h"
 #include "oracle/quad/tests/quad_case.h"
@@ -257,13 +258,8 @@ TEST(test_choices)
         OWNED_BY(case_end) quad_case c;
         OWNED_BY(quad_certificates_free) quad_certificates found = {0};
         case_start(&c, 1);
-        const assay_routing_config config = {.batch = 1,
-                                             .sequence = TOKENS,
-                                             .num_experts = E,
-                                             .num_experts_per_tok = K,
-                                             .n_routing_groups = -1,
-                                             .family = ASSAY_ROUTER_DEFAULT,
-                                             .routed_scaling_factor = 1};
+        assay_routing_config config = one_token(ASSAY_ROUTER_DEFAULT, ASSAY_SCORE_NONE, E, K);
+        config.sequence = TOKENS;
         double weights[TOKENS * K];
         for (int t = 0; t < TOKENS; t++) { /* softmax over the chosen values */
             double sum = 0;

@@ -6,24 +6,12 @@ static const double pi = 3.141592653589793;
 
 static assay_rope_config plain_rope(int64_t dim)
 {
-    return (assay_rope_config){.dim = dim,
-                               .rope_max_timescale = 10000,
-                               .max_position_embeddings = 163840,
-                               .original_max_position_embeddings = 163840};
+    return (assay_rope_config){dim, false, 10000, 0, 0, 0, 163840, 163840, false, false, false, false};
 }
 
 static assay_rope_config yarn(int64_t dim, int64_t original)
 {
-    return (assay_rope_config){.dim = dim,
-                               .yarn = true,
-                               .rope_max_timescale = 10000,
-                               .rope_factor = 40,
-                               .beta_fast = 32,
-                               .beta_slow = 1,
-                               .max_position_embeddings = 163840,
-                               .original_max_position_embeddings = original,
-                               .interleave = true,
-                               .truncate = true};
+    return (assay_rope_config){dim, true, 10000, 40, 32, 1, 163840, original, true, true, false, false};
 }
 
 /* One token and head of `dim` numbers. */

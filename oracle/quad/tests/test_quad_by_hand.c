@@ -5,16 +5,7 @@
 
 static assay_rope_config rope_of(int64_t dim, bool yarn, int64_t original)
 {
-    return (assay_rope_config){.dim = dim,
-                               .yarn = yarn,
-                               .rope_max_timescale = 10000,
-                               .rope_factor = 40,
-                               .beta_fast = 32,
-                               .beta_slow = 1,
-                               .max_position_embeddings = 163840,
-                               .original_max_position_embeddings = original,
-                               .interleave = yarn,
-                               .truncate = true};
+    return (assay_rope_config){dim, yarn, 10000, 40, 32, 1, 163840, original, yarn, true, false, false};
 }
 
 /* Scales are powers of two, so numbers with few bits stay. */

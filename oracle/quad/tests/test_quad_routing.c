@@ -1,21 +1,9 @@
 /* The second form of routing against small cases worked out by hand: one token, or few. */
 
+#include "oracle/moe/tests/one_token.h"
 #include "oracle/quad/tests/quad_case.h"
 
 static const double ln2 = 0.6931471805599453, ln3 = 1.0986122886681098, ln4 = 1.3862943611198906;
-
-static assay_routing_config one_token(assay_router_family family, assay_score_func f, int64_t experts, int64_t k)
-{
-    return (assay_routing_config){.batch = 1,
-                                  .sequence = 1,
-                                  .num_experts = experts,
-                                  .num_experts_per_tok = k,
-                                  .family = family,
-                                  .score_func = f,
-                                  .n_routing_groups = -1,
-                                  .topk_routing_group = -1,
-                                  .routed_scaling_factor = 1};
-}
 
 /* Softmax of these logits is (.1, .3, .2, .4). */
 static void add_tenths(quad_case *c)

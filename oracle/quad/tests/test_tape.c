@@ -269,12 +269,8 @@ TEST(test_linear)
 TEST(test_rotations)
 {
     for (int i = 0; i < 3; i++) {
-        const assay_rope_config config = {.dim = COLUMNS / (i == 1 ? 3 : 1),
-                                          .rope_max_timescale = 10000,
-                                          .max_position_embeddings = 4096,
-                                          .original_max_position_embeddings = 64,
-                                          .interleave = i > 0,
-                                          .pairwise = i == 2};
+        const assay_rope_config config = {
+            COLUMNS / (i == 1 ? 3 : 1), false, 10000, 0, 0, 0, 4096, 64, i > 0, false, false, i == 2};
         check("a rotation", turned, &config);
     }
 }
