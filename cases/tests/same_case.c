@@ -1,7 +1,5 @@
 #include "cases/tests/same_case.h"
 
-#include "tests/support/assay_test.h"
-
 static bool same_bits(double a, double b)
 {
     return memcmp(&a, &b, sizeof a) == 0;

@@ -3,7 +3,6 @@
 #include "cases/case.h"
 #include "cases/tests/same_case.h"
 #include "cases/yaml_text.h"
-#include "tests/support/assay_test.h"
 
 /* Writes, reads, compares, and writes again. */
 static void assert_round_trip(assay_context *ctx, const assay_case *c)

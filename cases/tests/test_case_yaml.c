@@ -2,7 +2,6 @@
 
 #include "cases/case.h"
 #include "cases/tests/same_case.h"
-#include "tests/support/assay_test.h"
 
 static assay_status parse(assay_context *ctx, const char *text, assay_case **cases, int *count)
 {

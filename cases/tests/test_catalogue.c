@@ -3,7 +3,6 @@
 #include "cases/case.h"
 #include "cases/case_internal.h"
 #include "cases/tests/same_case.h"
-#include "tests/support/assay_test.h"
 
 TEST_LABELS(slow);
 
@@ -221,24 +220,4 @@ TEST(matches_lists_of_patterns)
         assert_int_equal(assay_text_list_matches(&list, "gradients/", "gradients/weights/gate/bias"), LISTS[i].bias);
         assert_false(assay_text_list_matches(&list, "gradients/", "outputs/inputs/x"));
     }
-}
-
-TEST(reports_failed_allocations)
-{
-    char *const patterns[] = {(char *)(uintptr_t) "routing/*"};
-    int failures = 0;
-    for (int64_t n = 0;; n += 1 + n / 16) { /* every one at first, then fewer: the catalogue is thousands */
-        assay_context ctx = {.threads = 1};
-        assay_case *cases = NULL;
-        int count = 0;
-        assay_fail_allocation(n);
-        assay_status status = assay_cases_find(&ctx, 1, patterns, &cases, &count);
-        if (had_memory(&ctx, status)) {
-            assay_cases_free(cases, count);
-            break;
-        }
-        failures++;
-        assert_null(cases);
-    }
-    assert_true(failures > 30);
 }

@@ -143,13 +143,6 @@ TEST(the_page_shows_the_steps)
     }
     xmlFreeDoc(page);
     free(text);
-    for (int64_t n = 0;; n++) {
-        assay_fail_allocation(n);
-        const assay_status status = assay_report_html(&p.ctx, 1, &report, &text);
-        if (had_memory(&p.ctx, status)) break;
-        assert_null(text);
-    }
-    free(text);
     report.steps = NULL;
     close_pair(&p);
 }
@@ -194,23 +187,6 @@ TEST(many_reports_have_an_index)
     assert_contains(text, "0 cases");
     free(text);
     for (int i = 0; i < 2; i++) assay_report_free(&reports[i]);
-}
-
-TEST(out_of_memory_leaves_nothing_behind)
-{
-    pair p;
-    int64_t n = 0;
-    make_pair(&p);
-    for (;; n++) {
-        assay_report report = {0};
-        assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, (assay_order){0}, &report));
-        assay_fail_allocation(n);
-        const assay_status status = assay_pictures_draw(&p.ctx, p.golden, p.candidate, p.profile, &report);
-        assay_report_free(&report);
-        if (had_memory(&p.ctx, status)) break;
-    }
-    assert_true(n > 3);
-    close_pair(&p);
 }
 
 /* Streams that keep nothing: whether that is said by the writing, unbuffered, or by the closing. */

@@ -1,5 +1,4 @@
 #include "harness/tests/altering_sink.h"
-
 #include "tests/support/assay_test.h"
 
 static bool wants(void *self, const char *path)

@@ -49,7 +49,7 @@ class Tally:
 
 
 COMMANDS = [
-    Command("generate", "generate rms_norm/one-row -o {made}/new.h5 --threads 1"),
+    Command("generate", "generate rms_norm/one-row -o {made}/new.h5 --certify --threads 1"),
     Command("generate-many", "generate rms_norm/one-row permute/one-token -o {made} --threads 2 --container safetensors"),
     Command("request", "request rms_norm/one-row -o {made}/new.safetensors --threads 1"),
     Command("compare", "compare {data}/golden.h5 {data}/candidate.h5 -v --threads 1 --json {made}/r.json --junit {made}/r.xml --html {made}/r.html"),

@@ -1,5 +1,4 @@
 #include "harness/tests/golden_trial.h"
-
 #include "harness/plan/directions.h"
 #include "harness/plan/golden_read.h"
 #include "harness/plan/results.h"

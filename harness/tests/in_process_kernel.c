@@ -1,5 +1,4 @@
 #include "harness/tests/in_process_kernel.h"
-
 #include "harness/plan/backend_view.h"
 
 char said[ASSAY_TEST_MESSAGE];

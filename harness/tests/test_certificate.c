@@ -177,26 +177,6 @@ TEST(a_wrong_choice_is_found)
     trial_close(&p);
 }
 
-TEST(threads_change_nothing)
-{
-    OWNED_BY(quad_certificates_free) quad_certificates first = {0};
-    static const int threads[] = {1, 2, 7};
-    for (int i = 0; i < 3; i++) {
-        OWNED_BY(trial_close) trial p;
-        quad_certificates found = {0};
-        problem_start(&p, "moe/small", NULL);
-        p.ctx.threads = threads[i];
-        certify(&p, 2, &found);
-        if (i == 0) {
-            first = found;
-        } else {
-            assert_int_equal(found.count, first.count);
-            assert_memory_equal(found.items, first.items, (size_t)first.count * sizeof *first.items);
-            quad_certificates_free(&found);
-        }
-    }
-}
-
 /* Attention with heads of 8 numbers, of so many tokens. `budget` is what is asked for; `outputs` and `gradients` what is done. */
 TEST(scopes)
 {
@@ -387,22 +367,4 @@ TEST_IN_FOLDER(nothing_is_written_without)
     for (int i = 0; i < assay_fixture_count(reader); i++) {
         assert_true(assay_role_is_input(assay_fixture_spec(reader, i)->role));
     }
-}
-
-TEST_IN_FOLDER(out_of_memory_leaves_nothing_behind)
-{
-    int64_t n = 0;
-    trial p;
-    problem_from(&p, "case: b\nop: moe\nmodel: deepseek3-tiny\nconfig: {base_emb_dim: 3, base_moe_mlp_dim: 2,"
-                     " num_experts: 2, num_experts_per_tok: 1}\ngradients: [inputs/x]\nprofiles: none\n");
-    p.ctx.threads = 1;
-    assert_ok(&p.ctx, assay_plan_certify(&p.ctx, &p.plan, 1));
-    for (;; n++) {
-        assay_fail_allocation(n);
-        assay_status status = assay_golden_write(&p.ctx, &p.plan, folder->file, NULL, true);
-        if (had_memory(&p.ctx, status)) break;
-        assert_int_equal(folder_count(folder->path, false), 0);
-    }
-    assert_true(n > 100);
-    trial_close(&p);
 }

@@ -75,22 +75,6 @@ TEST_IN_FOLDER(a_read_that_fails_is_no_verdict)
     assert_true(n > 20);
 }
 
-TEST_IN_FOLDER(no_memory_is_no_verdict)
-{
-    char *path;
-    int exit_code;
-    int64_t step = 1, n = 0;
-    const assay_options options = options_of(folder, &path);
-    for (;; n += step) {
-        assay_context ctx = assay_context_default(1);
-        assay_fail_allocation(n);
-        const assay_status status = run(&ctx, &assay_command_verify, &options, &exit_code);
-        if (had_memory(&ctx, status)) break;
-        if (n > 300) step = 37;
-    }
-    assert_true(n > 100);
-}
-
 /* A copy whose attribute error_model is another text (NULL: is not there), and whose dataset at `changed` begins otherwise, `by`
  * of its largest. */
 static void copy_golden(const test_folder *folder, const char *error_model, const char *changed, double by)
@@ -150,22 +134,5 @@ TEST_IN_FOLDER(error_scales_are_verified_by_their_model)
         copy_golden(folder, table[i].error_model, table[i].changed, table[i].by);
         assert_ok(&ctx, run(&ctx, &assay_command_verify, &options, &exit_code));
         if (exit_code != table[i].exit_code) fail_msg("row %zu: %d", i, exit_code);
-    }
-}
-
-/* Every fourth allocation, and fewer of the later ones. */
-TEST(a_list_is_whole_or_none)
-{
-    for (int json = 0; json < 2; json++) {
-        const assay_options options = {.json = json == 1};
-        int exit_code;
-        int64_t n = 0;
-        for (;; n += n / 12 + 4) {
-            assay_context ctx = assay_context_default(1);
-            assay_fail_allocation(n);
-            const assay_status status = run(&ctx, &assay_command_list, &options, &exit_code);
-            if (had_memory(&ctx, status)) break;
-        }
-        assert_true(n > 1000);
     }
 }

@@ -1,11 +1,10 @@
 /* Evaluation with an ensemble, on a small operation of the test's own: two products with a choice of experts between.
  */
-#include "harness/scales/ensemble.h"
-
 #include "compare/profile.h"
 #include "compare/statistics.h"
 #include "compare/thresholds.h"
 #include "harness/operations/op_support.h"
+#include "harness/scales/ensemble.h"
 #include "harness/scales/ensemble_internal.h"
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/memory.h"
@@ -420,21 +419,4 @@ TEST_WITH(test_large_inputs_are_not_kept, trial_setup, trial_teardown)
     assert_string_equal(e.given.items[0].spec.path, "weights/w");
     assert_int_equal(read, EXPERTS * DIM * HIDDEN);
     assay_ensemble_release(&e);
-}
-
-TEST_WITH(test_no_memory, trial_setup, trial_teardown)
-{
-    trial *t = *state;
-    assay_context ctx = assay_context_default(1);
-    int64_t n = 0;
-    t->plan.precision_count = 1;
-    for (;; n++) {
-        assay_tensor_set_free(&t->results.set);
-        memset(&told, 0, sizeof told);
-        told.computes_nothing = true;
-        assay_fail_allocation(n);
-        assay_status status = assay_evaluate(&ctx, &t->plan, &t->in, &t->out);
-        if (had_memory(&ctx, status)) break;
-    }
-    assert_true(n > 50);
 }

@@ -2,7 +2,6 @@
 
 #include "compare/thresholds.h"
 #include "harness/scales/ensemble.h"
-#include "oracle/arithmetic/arithmetic.h"
 #include "tests/support/assay_test.h"
 
 TEST_LABELS(threads);

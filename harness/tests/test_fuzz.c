@@ -409,9 +409,8 @@ TEST_IN_FOLDER(planted_bugs_are_found_and_named)
 }
 
 /* Without a bug there is nothing: the judge of all the above can be content. */
-TEST_IN_FOLDER(a_correct_backend_passes)
+TEST_IN_FOLDER_WITH_CONTEXT(a_correct_backend_passes)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(stop) assay_tried tried = start_numpy(&ctx, folder->path, NULL);
     OWNED_BY(assay_fuzz_free) assay_fuzzing f = {.tried = &tried, .seed = 5, .cases = 90, .quiet = true};
     assert_ok(&ctx, assay_fuzz(&ctx, &f));

@@ -139,9 +139,8 @@ TEST_IN_FOLDER(gradients_and_checkpoints_are_chosen)
 }
 
 /* What is chosen changes which numbers are in the file, never the numbers. */
-TEST_IN_FOLDER(choosing_changes_no_number)
+TEST_IN_FOLDER_WITH_CONTEXT(choosing_changes_no_number)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(close_reader) assay_fixture_reader *all = NULL, *some = NULL;
     OWNED_BY(free_case) assay_case *c = case_named("moe/balance", "checkpoints=all");
     assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
@@ -161,11 +160,10 @@ TEST_IN_FOLDER(choosing_changes_no_number)
 }
 
 /* Scales of coarser profiles are larger: f64 < f32 < bf16 by the ratio of their roundings, roughly. */
-TEST_IN_FOLDER(scales_follow_the_profile)
+TEST_IN_FOLDER_WITH_CONTEXT(scales_follow_the_profile)
 {
     static const char *const profiles[] = {"f64", "f32", "f16", "bf16"};
     static const char *const paths[] = {"outputs/y", "gradients/inputs/x", "gradients/weights/wo"};
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(close_reader) assay_fixture_reader *reader = NULL;
     OWNED_BY(free_case) assay_case *c = case_named("moe/small", "profiles=[f64, f32, f16, bf16]");
     assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
@@ -283,9 +281,8 @@ TEST(what_is_lawful)
 }
 
 /* Weights that are not in the file are drawn for whoever asks. */
-TEST_IN_FOLDER(weights_that_a_golden_leaves_out_are_drawn)
+TEST_IN_FOLDER_WITH_CONTEXT(weights_that_a_golden_leaves_out_are_drawn)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(assay_golden_close) assay_golden full = {0}, left = {0};
     int drawn = 0;
     OWNED_BY(free_case) assay_case *c = case_named("deepseek_stack/three-layers", "profiles=none");
@@ -329,31 +326,5 @@ TEST_IN_FOLDER(a_case_that_overflows_gives_no_golden)
         assert_bad_input(&ctx, try_golden(&ctx, c, folder->file, NULL), table[i][1]);
         assert_message(&ctx, table[i][2]);
         assert_int_equal(folder_count(folder->path, false), 0);
-    }
-}
-
-/* Allocations fail one by one, in planning and in writing. */
-TEST_IN_FOLDER(out_of_memory_leaves_nothing_behind)
-{
-    static const char *const tiny[] = {
-        "case: a\nop: rms_norm\nconfig: {base_emb_dim: 3}\nprofiles: [f32]\n",
-        "case: b\nop: moe\nmodel: deepseek3-tiny\nconfig: {base_emb_dim: 3, base_moe_mlp_dim: 2, num_experts: 2,"
-        " num_experts_per_tok: 1}\nprofiles: [f32]\n",
-        "case: c\nop: routing\nmodel: deepseek3-tiny\nconfig: {base_emb_dim: 3, num_experts: 2, num_experts_per_tok: 1}"
-        "\nprofiles: [bf16]\n",
-    };
-    for (size_t i = 0; i < sizeof tiny / sizeof *tiny; i++) {
-        assay_context ctx = assay_context_default(1);
-        OWNED_BY(free_case) assay_case *c = case_from(tiny[i]);
-        int64_t n = 0;
-        /* after the golden and some members of its ensembles: the others allocate what these do */
-        for (;; n += n < 400 ? 1 : 41) {
-            assay_fail_allocation(n);
-            assay_status status = try_golden(&ctx, c, folder->file, NULL);
-            if (had_memory(&ctx, status)) break;
-            assert_int_equal(folder_count(folder->path, false), 0);
-        }
-        assert_true(n > 20);
-        assert_int_equal(folder_count(folder->path, true), 1);
     }
 }

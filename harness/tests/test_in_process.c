@@ -298,11 +298,10 @@ TEST_IN_FOLDER(test_inputs_are_those_of_the_golden)
 }
 
 /* A user's own inputs: what a file lacks is drawn, and the golden is another one where the file is. */
-TEST_IN_FOLDER(test_own_inputs)
+TEST_IN_FOLDER_WITH_CONTEXT(test_own_inputs)
 {
     const assay_test_options options = {.cache = folder->path, .inputs = folder->file, .precision = "bf16"};
     const assay_tensor_spec spec = spec_of("inputs/x", ASSAY_FLOAT32, 3, DIMS(1, 1, 100));
-    assay_context ctx = assay_context_default(1);
     double x[100], before = 0;
     for (int round = 0; round < 3; round++) {
         assay_backend_tensor given, y;

@@ -36,9 +36,8 @@ static void check_case(const test_folder *folder, assay_context *ctx, const assa
 }
 
 /* A golden as the inputs of the same case with another seed: all of its numbers are taken. */
-TEST_IN_FOLDER(all_are_taken)
+TEST_IN_FOLDER_WITH_CONTEXT(all_are_taken)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(free_case) assay_case *c = case_named("moe/small", NULL);
     assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
     assert_ok(&ctx, assay_case_set(&ctx, c, "seed=99"));
@@ -217,11 +216,10 @@ TEST_IN_FOLDER(nan_only_in_padding)
 }
 
 /* What padding holds reaches nothing: the same results with NaN in it. */
-TEST_IN_FOLDER(padding_reaches_nothing)
+TEST_IN_FOLDER_WITH_CONTEXT(padding_reaches_nothing)
 {
     static const char *const same[] = {"outputs/attention_out", "outputs/lse", "gradients/inputs/query",
                                        "gradients/inputs/key", "gradients/inputs/value"};
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(free_case)
     assay_case *with = case_named("attention/padding-nan", NULL), *without = case_named(with->name, NULL);
     for (int i = 0; i < without->input_count; i++) without->inputs[i].tail_nan_rows = 0;

@@ -70,9 +70,8 @@ TEST_IN_FOLDER(a_profile_that_a_case_cannot_have)
 }
 
 /* bfloat16 rounds the router's kernel, and every expert that is chosen still has the weight 1. */
-TEST_IN_FOLDER(an_exact_case_whose_results_no_rounding_changes)
+TEST_IN_FOLDER_WITH_CONTEXT(an_exact_case_whose_results_no_rounding_changes)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(free_case) assay_case *c = case_named("moe/exact", "profiles=[bf16, f16]");
     assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
     assay_golden golden = {0};
@@ -86,9 +85,8 @@ TEST_IN_FOLDER(an_exact_case_whose_results_no_rounding_changes)
 }
 
 /* A golden of 1e60 in float64, whose error scale float32 has not. */
-TEST_IN_FOLDER(error_scales_beyond_float32_are_refused_by_profile)
+TEST_IN_FOLDER_WITH_CONTEXT(error_scales_beyond_float32_are_refused_by_profile)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(free_case)
     assay_case *c = case_named("routing/z-loss", "profiles=f32;inputs.x={distribution: normal, scale: 1e30}");
     assert_bad_input(&ctx, try_golden(&ctx, c, folder->file, NULL),
@@ -132,9 +130,8 @@ TEST_IN_FOLDER(large_and_small_numbers_at_float64)
 }
 
 /* Gate and up laid out on shards in rows of 48, of which no 1024 are whole ones. */
-TEST_IN_FOLDER(scales_of_weights_laid_out_on_shards)
+TEST_IN_FOLDER_WITH_CONTEXT(scales_of_weights_laid_out_on_shards)
 {
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(free_case) assay_case *c = case_named("moe/fused-shards2", "gradients=all;profiles=f64");
     assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
     assert_int_equal(remove(folder->file), 0);

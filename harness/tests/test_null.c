@@ -176,9 +176,8 @@ static void noisy_head(const assay_tensor_spec *spec, const double *golden, cons
     noisy(spec, spec->shape.rank - 2, golden, scale, values);
 }
 
-TEST_IN_FOLDER(wrong_ones_are_found)
+TEST_IN_FOLDER_WITH_CONTEXT(wrong_ones_are_found)
 {
-    assay_context ctx = assay_context_default(1);
     static const struct {
         const char *name, *set, *path, *says;
         change *how;

@@ -331,9 +331,8 @@ static assay_fixture_reader *with_table(assay_context *ctx, const char *path, in
 }
 
 /* Of a table that has grown or lost a mutant since, what both know is compared, by name. */
-TEST_IN_FOLDER(older_tables_hold)
+TEST_IN_FOLDER_WITH_CONTEXT(older_tables_hold)
 {
-    assay_context ctx = assay_context_default(1);
     const char *path = folder->file;
     const assay_plan plain = {.operation = assay_operation_by_name("gmm")};
     OWNED double *found = calloc((size_t)assay_mutant_count * ASSAY_POWER_FIELDS, sizeof *found);
@@ -404,7 +403,7 @@ TEST_IN_FOLDER(request_never_passes)
     assert_int_equal(assay_fixture_texts(request, "mutants", &names), 0);
 }
 
-TEST_IN_FOLDER(refusals)
+TEST_IN_FOLDER_WITH_CONTEXT(refusals)
 {
     trial f;
     assay_power_test found;
@@ -414,39 +413,7 @@ TEST_IN_FOLDER(refusals)
         "profiles=bf16");
     trial_close(&f);
     OWNED_BY(assay_plan_free) assay_plan plan = {0};
-    assay_context ctx = assay_context_default(1);
     OWNED_BY(free_case) assay_case *c = case_named("rms_norm/one-row", "profiles=none");
     assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
     assert_int_equal(assay_plan_mutants(&ctx, &plan), ASSAY_BAD_INPUT);
-}
-
-TEST_IN_FOLDER(failing_allocations)
-{
-    trial f;
-    start(&f, folder, "rms_norm/one-row", "profiles=[f32]", false);
-    for (int64_t n = 0;; n += n < 100 ? 1 : 61) {
-        assay_power_test found = {0};
-        assay_fail_allocation(n);
-        const assay_status status =
-            assay_power_test_run(&f.ctx, &f.plan, &f.golden, assay_profile_by_name("f32"), 1e-6, NULL, &found);
-        assay_power_test_free(&found);
-        if (had_memory(&f.ctx, status)) break;
-    }
-    trial_close(&f);
-}
-
-TEST_IN_FOLDER(failing_allocations_by_stage)
-{
-    trial f;
-    start(&f, folder, "mla/small", "profiles=[bf16]", false);
-    f.plan.by_stage = &assay_stages_judge;
-    for (int64_t n = 0;; n += 1699) {
-        assay_power_test found = {0};
-        assay_fail_allocation(n);
-        const assay_status status =
-            assay_power_test_run(&f.ctx, &f.plan, &f.golden, assay_profile_by_name("bf16"), 1e-6, NULL, &found);
-        assay_power_test_free(&found);
-        if (had_memory(&f.ctx, status)) break;
-    }
-    trial_close(&f);
 }

@@ -53,6 +53,7 @@ typedef struct pair {
 #define PROGRAM(sizes, inputs, weights, steps, outputs)                                                                \
     "case: test/program\nop: program\nsizes: {" sizes "}\ninputs: {" inputs "}\nweights: {" weights "}\nsteps:" steps  \
     "outputs:\n" outputs
+#define OF_X(outputs) PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", outputs)
 
 static const pair PAIRS[] = {
     {PROGRAM("B: 2, S: 5, D: 24", "x: [B, S, D]", "scale: [D], bias: [D]", " {}\n",
@@ -284,26 +285,18 @@ static const struct {
 } WRONG[] = {
     {PROGRAM(GOOD_SIZES, "x: [T, Q]", "", " {}\n", "  y: neg(x)\n"),
      "test.yml:4:10: x has the axis Q, which has no size in sizes"},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: negg(x)\n"),
-     "test.yml:8:6: y: there is no step negg, did you mean neg?"},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: neg(x\n"), "test.yml:8:11: y: expected , or ) in neg("},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: neg(x) x\n"), "test.yml:8:13: y: expected the end, found x"},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: neg(z)\n"),
-     "test.yml:8:10: y: z is no input, weight or step before this one, did you mean x?"},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: neg(x, x)\n"), "test.yml:8:13: y: neg has more operands"},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: add(x)\n"),
-     "test.yml:8:6: y: add has 1 operands, expected add(a, b)"},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: sum(x)\n"), "test.yml:8:6: y: sum lacks over"},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: sum(x, over=D)\n"),
-     "test.yml:8:18: y: over is expected to be axes in quotes"},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: sum(x, over=\"Q\")\n"),
-     "over has the axis Q, expected axes of TD"},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: sum(x, over=\"D\", over=\"D\")\n"),
-     "test.yml:8:23: y: over is given twice"},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: clamp(x, low=1e999)\n"),
-     "test.yml:8:19: y: expected a finite number"},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: relu(x, kink=-0.5)\n"),
-     "test.yml:8:6: y: kink is -0.5, expected a number from 0 to 1"},
+    {OF_X("  y: negg(x)\n"), "test.yml:8:6: y: there is no step negg, did you mean neg?"},
+    {OF_X("  y: neg(x\n"), "test.yml:8:11: y: expected , or ) in neg("},
+    {OF_X("  y: neg(x) x\n"), "test.yml:8:13: y: expected the end, found x"},
+    {OF_X("  y: neg(z)\n"), "test.yml:8:10: y: z is no input, weight or step before this one, did you mean x?"},
+    {OF_X("  y: neg(x, x)\n"), "test.yml:8:13: y: neg has more operands"},
+    {OF_X("  y: add(x)\n"), "test.yml:8:6: y: add has 1 operands, expected add(a, b)"},
+    {OF_X("  y: sum(x)\n"), "test.yml:8:6: y: sum lacks over"},
+    {OF_X("  y: sum(x, over=D)\n"), "test.yml:8:18: y: over is expected to be axes in quotes"},
+    {OF_X("  y: sum(x, over=\"Q\")\n"), "over has the axis Q, expected axes of TD"},
+    {OF_X("  y: sum(x, over=\"D\", over=\"D\")\n"), "test.yml:8:23: y: over is given twice"},
+    {OF_X("  y: clamp(x, low=1e999)\n"), "test.yml:8:19: y: expected a finite number"},
+    {OF_X("  y: relu(x, kink=-0.5)\n"), "test.yml:8:6: y: kink is -0.5, expected a number from 0 to 1"},
     {PROGRAM("T: 4, D: 6", "x: [T, D]", "", "\n  a: neg(b)\n  b: neg(x)\n", "  y: neg(a)\n"),
      "test.yml:7:10: a: b is not there yet"},
     {PROGRAM("T: 4, D: 6", "x: [T, D]", "", "\n  a: neg(a)\n", "  y: neg(a)\n"),
@@ -315,7 +308,7 @@ static const struct {
      "test.yml: sizes has Q, which no tensor has"},
     {PROGRAM("T: 4, D: 6", "x: [T, D]", "", "\n  x: neg(x)\n", "  y: neg(x)\n"),
      "test.yml:7:6: x: the name x is taken"},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: x\n"), "test.yml:8:6: y: y is nothing that is computed"},
+    {OF_X("  y: x\n"), "test.yml:8:6: y: y is nothing that is computed"},
     {PROGRAM("T: 4, D: 6", "x: [T, D]", "", "\n  a: neg(x)\n  b: a\n", "  y: neg(b)\n"),
      "test.yml:8:6: b: b is another step's name"},
     {PROGRAM("T: 4, D: 6, K: 2", "x: [T, D]", "", "\n  p: pick(x, top_k(x, \"D->K\"))\n", "  y: neg(p)\n"),
@@ -345,33 +338,28 @@ static const struct {
      "the sizes of groups have the axes T, expected the first one of EDF"},
     {PROGRAM("T: 4, D: 6", "x: [T, D], a: [D]", "", " {}\n", "  y: linear_scan(a, x, over=\"D\")\n"),
      "the axes are D and TD, expected the same"},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: linear_scan(x, x, over=\"TD\")\n"),
-     "over is \"TD\", expected one axis"},
+    {OF_X("  y: linear_scan(x, x, over=\"TD\")\n"), "over is \"TD\", expected one axis"},
     {PROGRAM("T: 4, N: 2, K: 3", "x: [T, N, K], g: [N, T]", "", " {}\n", "  y: gated_delta_rule(x, x, x, g, g)\n"),
      "the axes are TNK, TNK, TNK, NT and NT, expected query [..,T,N,K]"},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: neg(quantise(x, \"mxfp4\"))\n"),
+    {OF_X("  y: neg(quantise(x, \"mxfp4\"))\n"),
      "test.yml:8:10: y: quantise makes codes: it stands alone in a line, whose name they have"},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: quantise(x)\n"), "test.yml:8:6: y: quantise lacks format"},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: quantise(x, \"fp7\")\n"),
-     "test.yml:8:6: y: format is fp7, expected one of mxfp4, mxfp8_e4m3"},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: quantise(x, \"nvfp4_16x16\")\n"),
+    {OF_X("  y: quantise(x)\n"), "test.yml:8:6: y: quantise lacks format"},
+    {OF_X("  y: quantise(x, \"fp7\")\n"), "test.yml:8:6: y: format is fp7, expected one of mxfp4, mxfp8_e4m3"},
+    {OF_X("  y: quantise(x, \"nvfp4_16x16\")\n"),
      "tensor_scale is 0, expected a number above 0, at most 1, with the format nvfp4_16x16"},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: quantise(x, \"mxfp4\", scale_rounding=\"nearest\")\n"),
+    {OF_X("  y: quantise(x, \"mxfp4\", scale_rounding=\"nearest\")\n"),
      "scale_rounding is nearest, expected up or down with the format mxfp4"},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: quantise(x, \"mxfp4\", scale=\"twice\")\n"),
+    {OF_X("  y: quantise(x, \"mxfp4\", scale=\"twice\")\n"),
      "scale is twice, expected one of divide, multiply, invert"},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: quantise(x, \"nvfp4\")\n"),
+    {OF_X("  y: quantise(x, \"nvfp4\")\n"),
      "tensor_scale is 0, expected a number above 0, at most 1, with the format nvfp4"},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: quantise(x, \"mxfp4\", tensor_scale=0.5)\n"),
+    {OF_X("  y: quantise(x, \"mxfp4\", tensor_scale=0.5)\n"),
      "tensor_scale is 0.5, expected none with the format mxfp4"},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: quantise(x, format=mxfp4)\n"),
-     "test.yml:8:25: y: format is expected to be a word in quotes"},
+    {OF_X("  y: quantise(x, format=mxfp4)\n"), "test.yml:8:25: y: format is expected to be a word in quotes"},
     {PROGRAM("T: 4, D: 6", "x: [T, D]", "", "\n  y: quantise(x, \"mxfp4\")\n", "  y: quantise(neg(y), \"mxfp4\")\n"),
      "y is the name of a step's codes already"},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: cast(x, \"float64\")\n"),
-     "type is float64, expected bfloat16, float16"},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: quantise(sum(x, over=\"TD\"), \"mxfp4\")\n"),
-     "quantise takes rows"},
+    {OF_X("  y: cast(x, \"float64\")\n"), "type is float64, expected bfloat16, float16"},
+    {OF_X("  y: quantise(sum(x, over=\"TD\"), \"mxfp4\")\n"), "quantise takes rows"},
     {PROGRAM(GOOD_SIZES, GOOD_INPUTS, "", PICKED, "  y: add(p, i)\n"),
      "operand 2 of add is expected to be no whole numbers"},
     {PROGRAM(GOOD_SIZES, GOOD_INPUTS, "", PICKED, "  y: rope(x, x)\n"),
@@ -404,7 +392,7 @@ static const struct {
      "test.yml:6:21: x) is no name, expected letters, digits and _, a letter first; a comma within {} ends a step, "
      "unless "
      "that stands in quotes"},
-    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", ""), "test.yml:7:9: outputs: expected a mapping"},
+    {OF_X(""), "test.yml:7:9: outputs: expected a mapping"},
     {"case: test/p\nop: program\n", "test/p lacks steps, inputs and outputs"},
     {"case: test/p\nop: rms_norm\nsizes: {T: 4}\n", "test.yml:3:1: sizes is for op program, this is op rms_norm"},
     {"case: test/p\nop: rms_norm\ninputs: {x: [T]}\n", "axes of inputs are for op program, this is op rms_norm"},
@@ -689,18 +677,4 @@ TEST(what_a_norm_reads_in_registers_is_not_rounded)
                      NORM("w: {axes: [D], scale: 0.1}, b: {axes: [D], scale: 0.1}", "layer_norm(x, add(w, 1.0), b)"));
     assert_true(near > 0 && near < 0.01 * norm);
     assert_true(near_layer > 0 && near_layer < 0.01 * layer);
-}
-
-TEST(without_memory_nothing_is_read)
-{
-    for (int64_t n = 0;; n++) {
-        assay_context ctx = assay_context_default(1);
-        assay_case *cases = NULL;
-        int count = 0;
-        assay_fail_allocation(n);
-        const assay_status status = assay_cases_parse(&ctx, "test.yml", SMALL, strlen(SMALL), &cases, &count);
-        const bool done = had_memory(&ctx, status);
-        assay_cases_free(cases, count);
-        if (done) break;
-    }
 }

@@ -21,7 +21,7 @@ TEST_LABELS(threads);
 /* Small: operations of a case. Under a sanitizer few cases of each operation. Of more places to fail and results than these some, spread over
  * all. */
 #define MOST_OPERATIONS (SANITIZED ? 2e5 : 2e6)
-enum { FEW = 3, FAILURES = SANITIZED ? 8 : 48, RESULTS = 12 };
+enum { FEW = 3, FAILURES = SANITIZED ? 8 : 20, RESULTS = 12 };
 
 /* The way to the operation and from it. */
 typedef struct passage {

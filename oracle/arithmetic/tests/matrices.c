@@ -1,5 +1,4 @@
 #include "oracle/arithmetic/tests/matrices.h"
-
 #include "tests/support/assay_test.h"
 
 static double *normals(uint64_t seed, double mean, int64_t rows, int64_t columns, int64_t ld)

@@ -3,7 +3,6 @@
 
 #include <float.h>
 
-#include "oracle/arithmetic/arithmetic.h"
 #include "tests/support/assay_test.h"
 
 /* 1, and the error of the long double that it is held against. */

@@ -632,17 +632,3 @@ TEST(test_sums_of_terms_that_cancel_are_moved)
     assert_true(sums[0] != 0 && fabs(sums[0]) < 1e-6 && sums[2] == sums[0] && sums[3] != sums[0]);
     assert_true(sums[1] == 0);
 }
-
-TEST(test_no_memory)
-{
-    OWNED_BY(product_free) product p = product_of(67, 73, 31, 0, 1, 1);
-    assay_emulation e = emulation_of(ASSAY_BFLOAT16, 2);
-    assay_context ctx = context_of(&e, 1);
-    int64_t n = 0;
-    for (;; n++) {
-        assay_fail_allocation(n);
-        assay_status status = assay_matmul(&ctx, &p.args);
-        if (had_memory(&ctx, status)) break;
-    }
-    assert_true(n >= (ctx.isa == ASSAY_ISA_SCALAR ? 2 : 3)); /* the scalar form packs nothing */
-}

@@ -403,18 +403,3 @@ TEST_WITH_CONTEXT(test_threads_and_instruction_sets)
     evaluate(&p, &assay_arithmetic_emulated, &other, 1);
     assert_true(memcmp(p.c, expected, (size_t)p.size * sizeof *expected) != 0);
 }
-
-TEST_WITH_CONTEXT(test_failing_allocations)
-{
-    OWNED_BY(product_free) product p = product_of(3, 5, 257, 0, 0, ASSAY_PRODUCT_LINEAR);
-    const assay_emulation e = member(&fp8_precision, 1);
-    ctx.arithmetic = &assay_arithmetic_emulated;
-    ctx.emulation = &e;
-    int64_t failures = 0;
-    for (;; failures++) {
-        assay_fail_allocation(failures);
-        const assay_status status = assay_matmul(&ctx, &p.args);
-        if (had_memory(&ctx, status)) break;
-    }
-    assert_true(failures >= 6);
-}

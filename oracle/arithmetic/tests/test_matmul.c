@@ -1,5 +1,4 @@
 /* The reference arithmetic against one fma() after another, bit for bit; the blas arithmetic against the reference. */
-#include "oracle/arithmetic/arithmetic.h"
 
 #include <float.h>
 #include <inttypes.h>

@@ -161,22 +161,3 @@ TEST(test_what_is_not_finite)
         assert_true(c[0] == INFINITY && isnan(c[1]) && c[2] == (double)1e30f);
     }
 }
-
-TEST_WITH_CONTEXT(test_no_memory)
-{
-    OWNED_BY(product_free) product p = make(37, 51, 29, 0, 0);
-    tally t = {.product = &p, .start = 3, .told = calloc((size_t)p.x.c_size, sizeof *t.told)};
-    const assay_chains chains = {.start = 3, .ended = count_elements, .self = &t};
-    int64_t n = 0;
-    assert_non_null(t.told);
-    chains_from(&p, 3);
-    for (;; n++) {
-        assay_fail_allocation(n);
-        assay_status status = assay_matmul_float32(&ctx, &p.x.args, &chains);
-        if (had_memory(&ctx, status)) break;
-    }
-    assert_true(n > 0 || ctx.isa == ASSAY_ISA_SCALAR);
-    assert_same_bits(p.x.c, p.x.expected, p.x.c_size);
-    assert_int_equal(t.told[0], 1);
-    free(t.told);
-}

@@ -1,5 +1,4 @@
 #include "oracle/base/tensor_table.h"
-
 #include "tests/support/assay_test.h"
 #include "tests/support/test_tensors.h"
 

@@ -1,6 +1,5 @@
 /* Grouped-query attention, as every block is; harness/tests/test_certified.c has it against the second form. */
 #include "oracle/blocks/gqa.h"
-
 #include "oracle/blocks/tests/block_problem.h"
 
 /* Several blocks of a product and of attention, sizes that no block divides, and everything on. */

@@ -1,7 +1,6 @@
 /* MLA against itself: another engine, what is dropped, skipped, quantised and counted.
  * harness/tests/test_certified.c has it against the second form. */
 #include "oracle/blocks/mla.h"
-
 #include "oracle/blocks/tests/block_problem.h"
 #include "oracle/ops/quantised_spread.h"
 #include "tests/support/test_tensors.h"

@@ -1,5 +1,4 @@
 #include "oracle/blocks/mlp.h"
-
 #include "oracle/blocks/tests/block_problem.h"
 
 TEST_LABELS(threads);

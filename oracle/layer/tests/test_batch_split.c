@@ -1,7 +1,6 @@
-/* The batch-split schedule against layer after layer; its report, what is not wanted, missing or given. Numbers of its
- * functions are certified. */
+/* The batch-split schedule, which the equivalence batchsplit-plain has against layer after layer: its report, what is not wanted or
+ * missing. Numbers of its functions are certified. */
 
-#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/layer/batch_split_scan.h"
 #include "oracle/layer/schedule_events.h"
@@ -9,62 +8,6 @@
 #include "tests/support/assay_test.h"
 
 TEST_LABELS(threads);
-
-static double largest(const assay_tensor *t)
-{
-    double most = 0;
-    for (int64_t i = 0; i < t->count; i++) most = fmax(most, fabs(t->values[i]));
-    return most;
-}
-
-/* Outputs and routing of `split` have the bits of `plain`; gradients are the same but for the order of sums, which
- * layer after layer makes a few ulps of. (With two tokens a row, gradients of queries are small differences, and it is
- * more. Of twelve seeds the worst is 12 to 68.) How many gradients there are. */
-static int assert_equal_results(const test_tensors *split, const test_tensors *plain)
-{
-    const double few_ulps = 128 * 0x1p-52;
-    int compared = 0;
-    for (int i = 0; i < split->set.count; i++) {
-        const assay_tensor *found = &split->set.items[i];
-        const bool gradient = strncmp(found->spec.path, "gradients/", 10) == 0;
-        const bool routing =
-            strncmp(found->spec.path, "routing/", 8) == 0 && strstr(found->spec.path, "group_sizes") == NULL;
-        if (!gradient && !routing && strcmp(found->spec.path, "outputs/y") != 0) continue;
-        const assay_tensor *expected = layer_case_get(plain, found->spec.path);
-        assert_int_equal(found->count, expected->count);
-        if (gradient) {
-            assert_close(found->values, expected->values, found->count, 0, few_ulps * largest(expected));
-        } else if (found->values != NULL) {
-            assert_same_bits(found->values, expected->values, found->count);
-        } else {
-            assert_memory_equal(found->indices, expected->indices, (size_t)found->count * sizeof(int32_t));
-        }
-        compared += gradient;
-    }
-    return compared;
-}
-
-static void run_both(layer_case *plain, assay_mesh mesh, int64_t factor, int gradients)
-{
-    assay_context ctx = assay_context_default(1);
-    layer_case split = split_case_of(plain, mesh, factor);
-    OWNED_BY(test_tensors_free) test_tensors expected = {0}, found = {0};
-    layer_case_run(&ctx, plain, &expected);
-    layer_case_run(&ctx, &split, &found);
-    assert_int_equal(assert_equal_results(&found, &expected), gradients);
-}
-
-TEST(the_schedule_is_the_stack)
-{
-    static const assay_mesh meshes[] = {{{1, 1, 1}}, {{1, 2, 2}}, {{2, 2, 4}}};
-    static const int64_t factors[] = {1, 2, 4}, dense[] = {1, 2};
-    for (int i = 0; i < 3 * 3 * 2; i++) {
-        const int64_t factor = factors[i / 3 % 3], first = dense[i / 9], layers = i / 9 == 0 ? 4 : 6;
-        OWNED_BY(layer_case_free)
-        layer_case plain = split_case_plain(first + layers, first, assay_mesh_shards(&meshes[i % 3]) * factor, 5);
-        run_both(&plain, meshes[i % 3], factor, 1 + 12 * (int)first + 17 * (int)layers);
-    }
-}
 
 /* The report is what the sizes say; operations too, but for the rows of a shard that are more than are kept. */
 TEST(the_report_is_the_model)
@@ -202,23 +145,6 @@ static assay_status run_status(assay_context *ctx, const layer_case *c)
     const assay_sink out = test_tensors_sink(&found);
     const assay_status status = assay_stack_run(ctx, &c->config, &in, &out);
     return status;
-}
-
-/* The source's choice replaces the router's: layer after layer's with the same. */
-TEST_WITH_CONTEXT(a_given_choice)
-{
-    OWNED_BY(layer_case_free) layer_case plain = split_case_plain(4, 0, 4, 3);
-    layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 2}}, 2);
-    OWNED_BY(test_tensors_free) test_tensors expected = {0}, found = {0};
-    int32_t *ids = test_tensors_add_i32(&split.in, "routing/layers/1/selected_experts", 24);
-    for (int i = 0; i < 24; i++) ids[i] = (i / 2 * (i / 2) + i % 2) % 4;
-    plain.in = split.in;
-    layer_case_run(&ctx, &plain, &expected);
-    layer_case_run(&ctx, &split, &found);
-    assert_memory_equal(layer_case_get(&found, "routing/layers/1/selected_experts")->indices, ids, 24 * sizeof *ids);
-    assert_true(assert_equal_results(&found, &expected) > 0);
-    ids[23] = 4;
-    assert_bad_input(&ctx, run_status(&ctx, &split), "selected_experts");
 }
 
 TEST_WITH_CONTEXT(missing_and_foreign_weights_are_refused)

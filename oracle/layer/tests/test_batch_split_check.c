@@ -1,6 +1,5 @@
 /* Sizes of the batch-split schedule, and the batch in microbatches; harness/tests/test_plan.c has what it refuses. */
 
-#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/layer/batch_split_internal.h"
 #include "oracle/layer/tests/split_case.h"
 #include "tests/support/assay_test.h"

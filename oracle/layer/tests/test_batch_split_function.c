@@ -1,13 +1,11 @@
 /* The table of functions of the batch-split module, and calls of them by tensors: what is quantised is shown and
  * moved, what reaches nothing, what a call refuses. Their numbers are certified. */
 
-#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/layer/batch_split_function.h"
 #include "oracle/layer/tests/layer_case.h"
 #include "oracle/ops/quantised_spread.h"
 #include "oracle/ops/tests/ops_test.h"
-#include "tests/support/assay_test.h"
 #include "tests/support/test_tensors.h"
 
 TEST_LABELS(threads);

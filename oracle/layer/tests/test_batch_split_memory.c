@@ -1,7 +1,6 @@
 /* What the batch-split schedule holds in memory, and what it leaves to the spill file. */
 #include <malloc.h>
 
-#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/layer/tests/layer_case.h"
 #include "tests/support/assay_test.h"
 

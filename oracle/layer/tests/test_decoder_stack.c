@@ -1,7 +1,6 @@
 /* Layers and stacks: what must be the same however it is computed, refusals. Numbers are certified: the cases
  * deepseek_layer, deepseek_stack, decoder_layer and decoder_stack, with segments, windows and losses. */
 
-#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/layer/tests/layer_case.h"
 #include "tests/support/assay_test.h"
 

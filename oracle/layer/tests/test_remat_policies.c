@@ -1,7 +1,6 @@
 /* Rematerialisation over a stack of four layers: whatever the policy, the same bits of every result; and the report is
  * what the sizes say. */
 
-#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/layer/tests/layer_case.h"
 #include "tests/support/assay_test.h"
 

@@ -1,6 +1,5 @@
 /* The order of events: of a run, literally; what the checker must not let pass; the trace. */
 
-#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/layer/schedule_groups.h"
 #include "oracle/layer/tests/split_case.h"
 #include "tests/support/assay_test.h"

@@ -1,6 +1,5 @@
 /* Ids of scheduling groups as MaxText's scan has them, literally; barriers between events; what the checks refuse. */
 
-#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/layer/schedule_groups.h"
 #include "oracle/layer/tests/split_case.h"
 #include "tests/support/assay_test.h"

@@ -1,6 +1,5 @@
 /* Collectives against a naive reading of what jax.lax says, and against their transposes. */
 
-#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/mesh/collectives.h"
 #include "tests/support/assay_test.h"
 

@@ -1,6 +1,5 @@
 /* What is sent where, by the explicit numbers of MaxText's tests (tests/unit/moe_test.py) and by counting. */
 
-#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/mesh/expert_traffic.h"
 #include "oracle/moe/ragged_buffer.h"
 #include "tests/support/assay_test.h"

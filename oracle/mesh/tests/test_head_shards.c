@@ -1,6 +1,5 @@
 /* Heads over a mesh: refusals; what they give the certified cases hold. */
 #include "oracle/mesh/head_shards.h"
-
 #include "tests/support/assay_test.h"
 
 enum { BATCH = 2, HEADS = 6, MESHES = 6 };

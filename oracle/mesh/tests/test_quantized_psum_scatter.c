@@ -1,8 +1,6 @@
 /* A sum over shards whose gradient is quantised, against one shard that has all rows; what it gives the certified cases hold. */
-#include "oracle/mesh/quantized_psum_scatter.h"
-
-#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/mesh/collectives.h"
+#include "oracle/mesh/quantized_psum_scatter.h"
 #include "tests/support/assay_test.h"
 
 TEST_LABELS(threads);

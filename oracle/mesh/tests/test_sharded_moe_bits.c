@@ -1,6 +1,5 @@
 /* Checkpoints that are given leave the bits. */
 
-#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/mesh/tests/sharded_case.h"
 #include "tests/support/assay_test.h"
 

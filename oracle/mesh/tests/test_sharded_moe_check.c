@@ -1,6 +1,5 @@
 /* What is sharded, the sizes that follow, and what a run refuses; harness/tests/test_plan.c has what a plan does. */
 
-#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/mesh/tests/sharded_case.h"
 #include "tests/support/assay_test.h"
 

@@ -1,7 +1,6 @@
 /* What is read, missing cotangents, and memory. */
 #include <malloc.h>
 
-#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/mesh/tests/sharded_case.h"
 #include "tests/support/assay_test.h"
 

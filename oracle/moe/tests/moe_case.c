@@ -1,5 +1,4 @@
 #include "oracle/moe/tests/moe_case.h"
-
 #include "oracle/base/dtype.h"
 #include "tests/support/assay_test.h"
 

@@ -1,6 +1,4 @@
 #include "oracle/moe/balance.h"
-
-#include "oracle/arithmetic/arithmetic.h"
 #include "tests/support/assay_test.h"
 
 TEST_LABELS(threads);

@@ -1,7 +1,6 @@
 /* Empty experts, dropped choices, what is read, refusals and costs. */
 #include <inttypes.h>
 
-#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/moe/tests/moe_case.h"
 #include "tests/support/assay_test.h"
 

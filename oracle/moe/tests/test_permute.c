@@ -1,7 +1,5 @@
-#include "oracle/moe/permute.h"
-
-#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/dtype.h"
+#include "oracle/moe/permute.h"
 #include "tests/support/assay_test.h"
 
 TEST_LABELS(threads);

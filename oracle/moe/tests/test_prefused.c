@@ -1,5 +1,4 @@
 /* Gate and up of tensor shards side by side: the layout. Blocks with it are the equivalence prefused-layouts. */
-#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/moe/prefused.h"
 #include "oracle/moe/tests/moe_case.h"
 #include "tests/support/assay_test.h"

@@ -1,6 +1,5 @@
-#include "oracle/moe/replicas.h"
-
 #include "oracle/base/memory.h"
+#include "oracle/moe/replicas.h"
 #include "tests/support/assay_test.h"
 
 TEST_WITH_CONTEXT(test_replicas_by_hand)

@@ -1,4 +1,3 @@
-#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/moe/tests/one_token.h"
 #include "oracle/quad/tests/quad_case.h"
 

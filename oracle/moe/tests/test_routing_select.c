@@ -1,6 +1,4 @@
-#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/moe/tests/one_token.h"
-#include "oracle/quad/quad_internal.h"
 #include "tests/support/assay_test.h"
 
 TEST_LABELS(threads);
@@ -35,7 +33,7 @@ static const struct {
     {12, 5, 3, 3, ASSAY_GROUP_TOP2_SUM}, {12, 4, 1, 1, ASSAY_GROUP_TOP2_SUM}, {300, 8, 10, 4, ASSAY_GROUP_TOP2_SUM},
     {300, 8, -1, -1, ASSAY_GROUP_MAX},   {39, 2, 13, 12, ASSAY_GROUP_MAX},    {8, 4, 4, 2, ASSAY_GROUP_TOP2_SUM},
 };
-enum { SHAPE_COUNT = sizeof SHAPES / sizeof SHAPES[0], TOKENS = 24, MOST_EXPERTS = 300 };
+enum { SHAPE_COUNT = sizeof SHAPES / sizeof SHAPES[0], TOKENS = 24 };
 
 /* Token t: whole numbers from few values (many ties), all negative ones, or anything. */
 static void draw(double *logits, int64_t tokens, int64_t experts, uint64_t *state)
@@ -44,31 +42,6 @@ static void draw(double *logits, int64_t tokens, int64_t experts, uint64_t *stat
         const int64_t kind = i / experts % 4;
         const double x = test_normal(state);
         logits[i] = kind == 0 ? floor(4.0 * test_uniform(state)) : kind == 1 ? -30.0 + x : kind == 2 ? x : floor(x);
-    }
-}
-
-TEST(test_against_the_second_form)
-{
-    uint64_t random = 1;
-    for (int s = 0; s < SHAPE_COUNT; s++) {
-        const int64_t experts = SHAPES[s].experts, per_token = SHAPES[s].per_token;
-        const assay_routing_config config =
-            selection_config(TOKENS, experts, per_token, SHAPES[s].groups, SHAPES[s].kept, SHAPES[s].group_score);
-        OWNED double *logits = calloc((size_t)(TOKENS * experts), sizeof *logits);
-        assay_context ctx = assay_context_default(1);
-        OWNED_BY(assay_routing_free) assay_routing r = {0};
-        draw(logits, TOKENS, experts, &random);
-        route(&r, logits, NULL, &config);
-        for (int64_t t = 0; t < TOKENS; t++) {
-            quad values[MOST_EXPERTS], margin = 0;
-            int32_t expected[MOST_EXPERTS];
-            bool allowed[MOST_EXPERTS];
-            for (int64_t e = 0; e < experts; e++) values[e] = logits[t * experts + e];
-            assert_ok(&ctx, quad_select(&ctx, &config, values, allowed, expected, &margin));
-            assert_memory_equal(r.selected_experts + t * per_token, expected, (size_t)per_token * sizeof *expected);
-            const double half_gap = (double)margin;
-            assert_close(&r.margin[t], &half_gap, 1, 0x1p-52, 0x1p-50); /* sums of groups are rounded */
-        }
     }
 }
 

@@ -1,5 +1,4 @@
 #include "oracle/ops/tests/attention_problem.h"
-
 #include "oracle/ops/tests/ops_test.h"
 
 static void poison_padding(attention_problem *p)

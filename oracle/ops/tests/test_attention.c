@@ -1,7 +1,6 @@
 /* Attention: what a row may not see, and what it leaves alone. Its numbers are certified. */
-#include "oracle/ops/attention.h"
-
 #include "oracle/arithmetic/emulated.h"
+#include "oracle/ops/attention.h"
 #include "oracle/ops/tests/attention_problem.h"
 #include "oracle/ops/tests/ops_test.h"
 

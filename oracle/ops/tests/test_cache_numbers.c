@@ -1,6 +1,5 @@
 /* What a writer of caches norms and rotates: by hand, and what stays as it is. */
 #include "oracle/ops/cache_numbers.h"
-
 #include "oracle/ops/tests/ops_test.h"
 
 TEST_LABELS(threads);

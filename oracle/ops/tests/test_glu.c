@@ -1,5 +1,4 @@
 #include "oracle/ops/glu.h"
-
 #include "oracle/ops/tests/ops_test.h"
 
 TEST(test_beyond_a_clamp_nothing_moves)

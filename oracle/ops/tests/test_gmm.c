@@ -1,5 +1,4 @@
 #include "oracle/ops/gmm.h"
-
 #include "oracle/ops/tests/ops_test.h"
 
 TEST_WITH_CONTEXT(test_refused_groups)

@@ -1,5 +1,4 @@
 #include "oracle/ops/gmm_layout.h"
-
 #include "oracle/ops/tests/ops_test.h"
 
 enum { MOST = 16 };

@@ -1,5 +1,4 @@
 #include "oracle/ops/quant_recipe.h"
-
 #include "oracle/ops/tests/ops_test.h"
 
 enum { ROWS = 7, WIDTH = 5, GROUPS = 2, WEIGHTS = GROUPS * WIDTH * WIDTH };

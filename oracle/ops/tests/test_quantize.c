@@ -1,5 +1,4 @@
 #include "oracle/ops/quantize.h"
-
 #include "oracle/ops/tests/ops_test.h"
 
 TEST_LABELS(threads);

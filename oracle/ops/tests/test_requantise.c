@@ -1,7 +1,6 @@
+#include "oracle/arithmetic/emulated.h"
 #include "oracle/ops/quantised_spread.h"
 #include "oracle/ops/requantise.h"
-
-#include "oracle/arithmetic/emulated.h"
 #include "oracle/ops/tests/ops_test.h"
 
 TEST_LABELS(threads);

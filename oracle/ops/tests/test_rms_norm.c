@@ -1,6 +1,5 @@
-#include "oracle/ops/rms_norm.h"
-
 #include "oracle/arithmetic/emulated.h"
+#include "oracle/ops/rms_norm.h"
 #include "oracle/ops/tests/ops_test.h"
 
 TEST_LABELS(threads);

@@ -1,7 +1,6 @@
-#include "oracle/ops/vector_sums.h"
-
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/ops/tests/ops_test.h"
+#include "oracle/ops/vector_sums.h"
 
 TEST_LABELS(threads);
 

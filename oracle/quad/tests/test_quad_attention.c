@@ -261,24 +261,30 @@ TEST(test_merge_states)
     assert_result(&c, "outputs/lse", 3, (double[]){log(4), l3, -none}, 1e-15);
 }
 
+static quad_decode_config one_head(int64_t pages, int64_t page, int64_t stride, double empty_row)
+{
+    return (quad_decode_config){.decode = {.batch = 1,
+                                           .sequence = 1,
+                                           .heads = 1,
+                                           .kv_heads = 1,
+                                           .width = 1,
+                                           .v_dim = 1,
+                                           .pages = pages,
+                                           .page = page,
+                                           .stride = stride,
+                                           .empty_row = empty_row},
+                                .query_scale = 1};
+}
+
 /* Two keys of scores 0 and ln 3, so weights 1/4 and 3/4, in the second and the first row of page 1: the token before sees the first alone.
  * Two splits, in base 2. */
 TEST(test_decode)
 {
-    const quad_decode_config config = {.decode = {.batch = 1,
-                                                  .sequence = 2,
-                                                  .heads = 1,
-                                                  .kv_heads = 1,
-                                                  .width = 1,
-                                                  .v_dim = 1,
-                                                  .pages = 3,
-                                                  .page = 1,
-                                                  .stride = 1,
-                                                  .max_pages = 3,
-                                                  .parts = 2,
-                                                  .base_2 = true,
-                                                  .empty_row = INFINITY},
-                                       .query_scale = 2};
+    quad_decode_config config = one_head(3, 1, 1, INFINITY);
+    config.decode.sequence = config.decode.parts = 2;
+    config.query_scale = 2;
+    config.decode.max_pages = 3;
+    config.decode.base_2 = true;
     const double l3 = log(3);
     OWNED_BY(case_end) quad_case c;
     case_start(&c, 1);
@@ -297,19 +303,8 @@ TEST(test_decode)
 /* A context of two keys of scores 0 and ln 3 in one chunk, and of 0 keys in the next one; the new token's own key of score 0. */
 TEST(test_decode_chunks)
 {
-    const quad_decode_config config = {.decode = {.batch = 1,
-                                                  .sequence = 1,
-                                                  .heads = 1,
-                                                  .kv_heads = 1,
-                                                  .width = 1,
-                                                  .v_dim = 1,
-                                                  .pages = 1,
-                                                  .page = 6,
-                                                  .stride = 6,
-                                                  .parts = 3,
-                                                  .chunk = 2,
-                                                  .empty_row = -INFINITY},
-                                       .query_scale = 1};
+    quad_decode_config config = one_head(1, 6, 6, -INFINITY);
+    config.decode.parts = 3, config.decode.chunk = 2;
     OWNED_BY(case_end) quad_case c;
     case_start(&c, 1);
     case_values(&c, "inputs/query", (double[]){1}, DIMS(1, 1, 1, 1));
@@ -325,18 +320,8 @@ TEST(test_decode_chunks)
 /* Of 2 keys in each page of 3 rows: index 3 is row 4 and index 0 row 0, -1 and 4 are none, and what stands behind four entries is not read. */
 TEST(test_decode_lists)
 {
-    const quad_decode_config config = {.decode = {.batch = 1,
-                                                  .sequence = 1,
-                                                  .heads = 1,
-                                                  .kv_heads = 1,
-                                                  .width = 1,
-                                                  .v_dim = 1,
-                                                  .pages = 2,
-                                                  .page = 2,
-                                                  .stride = 3,
-                                                  .topk = 5,
-                                                  .empty_row = INFINITY},
-                                       .query_scale = 1};
+    quad_decode_config config = one_head(2, 2, 3, INFINITY);
+    config.decode.topk = 5;
     OWNED_BY(case_end) quad_case c;
     case_start(&c, 1);
     case_values(&c, "inputs/query", (double[]){1}, DIMS(1, 1, 1, 1));

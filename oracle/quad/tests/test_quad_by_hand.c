@@ -1,6 +1,7 @@
 /* The second form of blocks, layers and the batch-split module against numbers of others: found by hand where sizes are 1 or 2, and made by
  * PyTorch's float64 tensors and its gradients, of formulas written there once more, where said. */
 
+#include "oracle/moe/tests/one_token.h"
 #include "oracle/quad/tests/quad_case.h"
 
 static assay_rope_config rope_of(int64_t dim, bool yarn, int64_t original)
@@ -39,6 +40,20 @@ TEST(gated_mlp)
         "gradients/inputs/x 288");
 }
 
+/* All sizes 1. */
+static quad_mla_config narrow_mla(void)
+{
+    return (quad_mla_config){.mla = {.batch = 1,
+                                     .sequence = 1,
+                                     .emb_dim = 1,
+                                     .heads = 1,
+                                     .qk_nope_head_dim = 1,
+                                     .v_head_dim = 1,
+                                     .kv_lora_rank = 1,
+                                     .mscale = 1,
+                                     .rope = rope_of(2, true, 163840)}};
+}
+
 /* One token at position 0; of the softmax scale a factor (0.1 mscale ln 40 + 1)^2 over the root of 3. */
 TEST(mla)
 {
@@ -58,13 +73,7 @@ TEST(mla)
                 {0, 4096,
                  "checkpoints/query_proj 1.1547005383792517 2.3094010767585034 3.4641016151377553; checkpoints/lse "
                  "73.90083445627211"}};
-    quad_mla_config config = {.mla = {.batch = 1,
-                                      .sequence = 1,
-                                      .emb_dim = 1,
-                                      .heads = 1,
-                                      .qk_nope_head_dim = 1,
-                                      .v_head_dim = 1,
-                                      .kv_lora_rank = 1}};
+    quad_mla_config config = narrow_mla();
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         static const char given[] =
             "inputs/x 2; inputs/positions # 0; weights/query/kernel 1 2 3; weights/wkv_a/kernel 3 5 7; "
@@ -97,16 +106,9 @@ TEST(mla)
 /* Head h has the value 10^h times 2; shards are numbered (expert, mlp_tensor), heads lie by (mlp_tensor, expert). */
 TEST(heads_on_a_mesh)
 {
-    const quad_mla_config config = {.mla = {.batch = 1,
-                                            .sequence = 1,
-                                            .emb_dim = 1,
-                                            .heads = 4,
-                                            .qk_nope_head_dim = 1,
-                                            .v_head_dim = 1,
-                                            .kv_lora_rank = 1,
-                                            .mscale = 1,
-                                            .rope = rope_of(2, true, 163840)},
-                                    .mesh = {{1, 1, 2, 2}}};
+    quad_mla_config config = narrow_mla();
+    config.mla.heads = 4;
+    config.mesh = (assay_mesh){{1, 1, 2, 2}};
     assert_by_hand(quad_mla, &config,
                    "inputs/x 2; inputs/positions # 0; weights/query/kernel 0 0 0 1 0 0 2 0 0 3 0 0; "
                    "weights/wkv_a/kernel 1 0 0; weights/kv_norm/scale 1; weights/wkv_b/kernel 1 1 2 10 3 100 4 1000; "
@@ -228,14 +230,7 @@ TEST(gqa_by_another_hand)
 /* D = H = 1, linear activation: expert e of x is x^2 times 10, 20 or 15; the weight is the logit. */
 static quad_moe_config small_block(assay_router_family family, int64_t k)
 {
-    return (quad_moe_config){.moe = {.routing = {.batch = 1,
-                                                 .sequence = 1,
-                                                 .num_experts = 3,
-                                                 .num_experts_per_tok = k,
-                                                 .family = family,
-                                                 .score_func = ASSAY_SCORE_NONE,
-                                                 .n_routing_groups = -1,
-                                                 .routed_scaling_factor = 1},
+    return (quad_moe_config){.moe = {.routing = one_token(family, ASSAY_SCORE_NONE, 3, k),
                                      .emb_dim = 1,
                                      .moe_mlp_dim = 1,
                                      .path = ASSAY_MOE_SPARSE,
@@ -431,35 +426,23 @@ TEST(moe_on_a_mesh)
  * weight of the one expert is 2.5, whichever it is. */
 static assay_stack_config narrow_stack(int64_t batch, int64_t layers, int64_t dense)
 {
-    const assay_rope_config rope = rope_of(2, false, 163840);
+    quad_mla_config narrow = narrow_mla();
+    assay_routing_config routing = one_token(ASSAY_ROUTER_DEEPSEEK3, ASSAY_SCORE_SIGMOID, 2, 1);
+    narrow.mla.batch = routing.batch = batch;
+    narrow.mla.mscale = 0;
+    narrow.mla.rope = rope_of(2, false, 163840);
+    routing.routed_scaling_factor = 2.5;
+    routing.renormalize_exactly = true;
+    routing.load_balance_loss_weight = dense < layers && batch == 1;
+    routing.routed_bias_update_rate = batch == 1 ? .5 : 0;
     return (assay_stack_config){
         .layers = layers,
         .dense_layers = dense,
         .single = layers == 1,
-        .mla = {.batch = batch,
-                .sequence = 1,
-                .emb_dim = 1,
-                .heads = 1,
-                .qk_nope_head_dim = 1,
-                .v_head_dim = 1,
-                .kv_lora_rank = 1,
-                .rope = rope},
+        .mla = narrow.mla,
         .mlp = {.rows = batch, .emb_dim = 1, .mlp_dim = 1, .activation = {ASSAY_LINEAR, ASSAY_LINEAR}},
-        .moe = {.routing = {.batch = batch,
-                            .sequence = 1,
-                            .num_experts = 2,
-                            .num_experts_per_tok = 1,
-                            .family = ASSAY_ROUTER_DEEPSEEK3,
-                            .score_func = ASSAY_SCORE_SIGMOID,
-                            .n_routing_groups = -1,
-                            .routed_scaling_factor = 2.5,
-                            .renormalize_exactly = true,
-                            .load_balance_loss_weight = dense < layers && batch == 1,
-                            .routed_bias_update_rate = batch == 1 ? .5 : 0},
-                .emb_dim = 1,
-                .moe_mlp_dim = 1,
-                .path = ASSAY_MOE_SPARSE,
-                .activation = ASSAY_LINEAR}};
+        .moe = {
+            .routing = routing, .emb_dim = 1, .moe_mlp_dim = 1, .path = ASSAY_MOE_SPARSE, .activation = ASSAY_LINEAR}};
 }
 
 #define ATTENTION(layer)                                                                                               \
