@@ -60,7 +60,7 @@ int main(void)
             return 2;
         }
         const int stored = place_of(type, TYPES, INT32 + 1), kind = place_of(distribution, DISTRIBUTIONS, 10);
-        OWNED unsigned char *out = (unsigned char *)calloc((size_t)count + 1, 8);
+        unsigned char *out = (unsigned char *)calloc((size_t)count + 1, 8);
         if (stored < 0 || out == NULL) return 2;
         t.key = assay_draw_key(seed, path);
         t.distribution = (assay_draw_distribution)kind;
@@ -78,6 +78,7 @@ int main(void)
         }
         FILE *to = fopen(file, "wb");
         if (to == NULL || fwrite(out, BYTES[stored], (size_t)count, to) != (size_t)count || fclose(to) != 0) return 2;
+        free(out);
     }
     return 0;
 }
