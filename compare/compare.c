@@ -149,62 +149,6 @@ static assay_status read_null(assay_context *ctx, const assay_comparison *c, ass
     return ASSAY_OK;
 }
 
-/* The known error of null/PROFILE/directions/NAME; NULL: it is another path. */
-static const char *direction_of(const assay_tensor_spec *spec, const char *profile)
-{
-    char prefix[ASSAY_PATH_SIZE];
-    const int length = snprintf(prefix, sizeof prefix, "null/%s/directions/", profile);
-    return strncmp(spec->path, prefix, (size_t)length) == 0 ? spec->path + length : NULL;
-}
-
-static assay_status start_direction(assay_context *ctx, const assay_comparison *c, const assay_tensor_spec *null,
-                                    const char *name, assay_report *report)
-{
-    const assay_shape row = assay_shape_of(1, (int64_t)ASSAY_NULL_COLUMNS);
-    assay_direction_result r = {0};
-    if (!assay_shape_equal(&null->shape, &row) || null->type == ASSAY_INT32 || strlen(name) >= sizeof r.name) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has another name, shape or type than directions have", null->path);
-    }
-    MUST(assay_fixture_read(ctx, c->golden, null->path, 0, ASSAY_NULL_COLUMNS, r.expected));
-    if (r.expected[ASSAY_NULL_SPREAD] == 0) return ASSAY_OK;
-    if (!is_null_row(r.expected)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is no null distribution", null->path);
-    }
-    snprintf(r.name, sizeof r.name, "%s", name);
-    for (int i = 0; i < report->count; i++) {
-        char path[ASSAY_PATH_SIZE];
-        const assay_tensor_result *tensor = &report->tensors[i];
-        assay_filter_path(c->profile->precision.name, name, tensor->spec.path, path);
-        const assay_tensor_spec *found = assay_fixture_find(c->golden, path);
-        if (found == NULL) continue;
-        if (!assay_shape_equal(&found->shape, &tensor->spec.shape) || found->type == ASSAY_INT32 ||
-            tensor->statistics_count == 0) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s does not go with %s", path, tensor->spec.path);
-        }
-        r.elements += tensor->elements;
-    }
-    report->directions[report->direction_count++] = r;
-    return ASSAY_OK;
-}
-
-/* Along known errors, for all tensors together. */
-static assay_status read_directions(assay_context *ctx, assay_comparison *c, assay_report *report)
-{
-    int most = 0;
-    for (int i = 0; i < assay_fixture_count(c->golden); i++)
-        most += direction_of(assay_fixture_spec(c->golden, i), c->profile->precision.name) != NULL;
-    report->directions = calloc((size_t)most + 1, sizeof *report->directions);
-    if (report->directions == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of directions");
-    for (int i = 0; i < assay_fixture_count(c->golden); i++) {
-        const assay_tensor_spec *spec = assay_fixture_spec(c->golden, i);
-        const char *name = direction_of(spec, c->profile->precision.name);
-        if (name != NULL) MUST(start_direction(ctx, c, spec, name, report));
-    }
-    c->directions = report->directions;
-    c->direction_count = report->direction_count;
-    return ASSAY_OK;
-}
-
 /* Thresholds for everything that this golden can be compared on, whether or not the candidate has it. */
 static assay_status find_thresholds(assay_context *ctx, assay_comparison *c, double false_alarm, assay_report *report)
 {
@@ -220,8 +164,7 @@ static assay_status find_thresholds(assay_context *ctx, assay_comparison *c, dou
         rows += r->rows;
         MUST(read_null(ctx, c, r, &statistics));
     }
-    MUST(read_directions(ctx, c, report));
-    c->thresholds = assay_thresholds_of(false_alarm, elements, rows, statistics + report->direction_count);
+    c->thresholds = assay_thresholds_of(false_alarm, elements, rows, statistics);
     report->statistic_tail = c->thresholds.statistic_tail;
     return ASSAY_OK;
 }
@@ -232,8 +175,6 @@ static assay_status alloc_buffers(assay_context *ctx, assay_comparison *c)
     MUST(assay_alloc_f64(ctx, "values of the candidate", ASSAY_CHUNK, &c->candidate_values));
     MUST(assay_alloc_f64(ctx, "error scales", ASSAY_CHUNK, &c->scales));
     MUST(assay_alloc_f64(ctx, "weights of errors", ASSAY_CHUNK, &c->inverse));
-    MUST(assay_alloc_f64(ctx, "directions", (int64_t)c->direction_count * ASSAY_CHUNK, &c->direction_values));
-    MUST(assay_alloc(ctx, "directions", c->direction_count + 1, sizeof *c->lies_along, &c->lies_along));
     MUST(assay_alloc_i32(ctx, "integers of the golden", ASSAY_CHUNK, &c->golden_integers));
     return assay_alloc_i32(ctx, "integers of the candidate", ASSAY_CHUNK, &c->candidate_integers);
 }
@@ -244,8 +185,6 @@ static void free_buffers(assay_comparison *c)
     free(c->candidate_values);
     free(c->scales);
     free(c->inverse);
-    free(c->direction_values);
-    free(c->lies_along);
     free(c->golden_integers);
     free(c->candidate_integers);
 }
@@ -390,7 +329,6 @@ static assay_status compare_at(assay_context *ctx, assay_fixture_reader *golden,
         TRY(compare_tensor(ctx, &c, order, &report->tensors[i], &shown));
         report->tensors[i].seconds = assay_clock() - started;
     }
-    for (int i = 0; i < report->direction_count; i++) assay_direction_judge(&c.thresholds, &report->directions[i]);
     TRY(assay_power_read(ctx, golden, report->profile, &report->power));
     assay_conclude(report, &shown);
 cleanup:
@@ -475,7 +413,6 @@ void assay_report_free(assay_report *report)
     free(report->pictures);
     assay_steps_free(report->steps);
     free(report->tensors);
-    free(report->directions);
     if (report->stages != NULL) assay_report_free(report->stages);
     free(report->stages);
     *report = (assay_report){0};

@@ -3,7 +3,6 @@
  * not grow with the fixture. Knows tensors, never operations. */
 #pragma once
 
-#include "compare/direction.h"
 #include "compare/power.h"
 #include "compare/profile.h"
 #include "compare/statistics.h"
@@ -114,10 +113,8 @@ typedef struct assay_report {
     char explanation[1024]; /* of a failure: which known bugs give this candidate, as far as somebody found out */
     char explained_by[ASSAY_EXPLAINED_MOST][ASSAY_EXPLAINED_NAME]; /* their names */
     int explained_count;
-    char expected_failure[160];         /* why it is known to fail; "" when it is not */
-    assay_power power;                  /* as the golden states it */
-    assay_direction_result *directions; /* along known errors; over all tensors together */
-    int direction_count;
+    char expected_failure[160];   /* why it is known to fail; "" when it is not */
+    assay_power power;            /* as the golden states it */
     assay_tensor_result *tensors; /* in the order of the data flow: what stands first is blamed first */
     int count;
     char **unknown; /* datasets of the candidate that the golden does not know */

@@ -15,10 +15,6 @@ typedef struct assay_comparison {
     const assay_profile *profile;
     assay_thresholds thresholds;
     double *golden_values, *candidate_values, *scales, *inverse; /* a chunk of each */
-    assay_direction_result *directions;                          /* [direction_count]: their values grow */
-    int direction_count;
-    double *direction_values; /* a chunk of each of them */
-    bool *lies_along;         /* [direction_count]: whether the tensor at hand has a part of it */
     int32_t *golden_integers, *candidate_integers;
 } assay_comparison;
 

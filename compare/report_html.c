@@ -283,12 +283,6 @@ static bool write_report(FILE *out, int number, const assay_report *report, cons
     write_shown(out, "<p>codes: ", report->codes, "</p>");
     write_shown(out, "<p>form: ", report->inaccurate ? ASSAY_INACCURATE_TEXT : "", "</p>");
     write_shown(out, "<p>kinks: ", report->kinks, "</p>");
-    for (int i = 0; i < report->direction_count; i++) {
-        char text[ASSAY_DIRECTION_TEXT];
-        if (!report->directions[i].judged) continue;
-        assay_direction_text(&report->directions[i], text);
-        write_shown(out, "<p>all tensors together: ", text, "</p>");
-    }
     write_shown(out, "<p>looks like this: ", report->diagnosis, "</p>");
     write_shown(out, "<p>known bugs: ", report->explanation,
                 report->explained_count > 0 ? " (" ASSAY_LEFT_TEXT ")</p>" : "</p>");

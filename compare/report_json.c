@@ -156,23 +156,6 @@ static bool fill_tensor(cJSON *o, const assay_tensor_result *r)
            put_statistics(o, r);
 }
 
-/* Absent where the golden has no filters that are used. */
-static bool put_directions(cJSON *object, const assay_report *report)
-{
-    cJSON *array = report->direction_count == 0 ? NULL : start(object, "directions", cJSON_CreateArray());
-    bool ok = array != NULL || report->direction_count == 0;
-    for (int i = 0; ok && i < report->direction_count; i++) {
-        const assay_direction_result *r = &report->directions[i];
-        cJSON *item = start_element(array);
-        ok = item != NULL && put_text(item, "name", r->name) && put_bool(item, "judged", r->judged) &&
-             put_text(item, "finding", r->judged && r->excess > 1 ? "direction" : "none") &&
-             put_number(item, "value", r->value) && put_number(item, "least", r->least) &&
-             put_number(item, "most", r->most) && put_number(item, "excess", r->excess) &&
-             put_number(item, "spreads", r->spreads) && put_number(item, "members", r->expected[ASSAY_NULL_MEMBERS]);
-    }
-    return ok;
-}
-
 static bool put_routing(cJSON *o, const assay_routing_summary *routing)
 {
     if (!routing->judged && routing->message[0] == '\0') return put(o, "routing", cJSON_CreateNull());
@@ -243,7 +226,7 @@ static bool fill_report(cJSON *o, const assay_report *report)
               put_known_text(o, "codes", report->codes) && put_known_text(o, "kinks", report->kinks) &&
               put_known_text(o, "form", report->inaccurate ? ASSAY_INACCURATE_TEXT : "");
     ok = ok && (!report->one_process || cJSON_AddTrueToObject(o, "one_process") != NULL);
-    ok = ok && put_routing(o, &report->routing) && put_power(o, &report->power) && put_directions(o, report);
+    ok = ok && put_routing(o, &report->routing) && put_power(o, &report->power);
     ok = ok && (unknown = start(o, "unknown", cJSON_CreateArray())) != NULL;
     for (int i = 0; ok && i < report->unknown_count; i++) {
         char shown[ASSAY_PRINTABLE_SIZE];

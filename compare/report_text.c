@@ -181,18 +181,6 @@ static void write_details(FILE *out, const assay_report *report, const assay_rep
     }
 }
 
-/* Of those that fail, or all of them. */
-static void write_directions(FILE *out, const assay_report *report, bool all)
-{
-    char text[ASSAY_DIRECTION_TEXT];
-    for (int i = 0; i < report->direction_count; i++) {
-        const assay_direction_result *r = &report->directions[i];
-        if (!r->judged || (!all && r->excess <= 1)) continue;
-        assay_direction_text(r, text);
-        fprintf(out, "\n  all tensors together: %s\n", text);
-    }
-}
-
 /* Each stage by itself. */
 static void write_stages(FILE *out, const assay_report *stages, const assay_report_style *style)
 {
@@ -219,7 +207,6 @@ assay_status assay_report_text(assay_context *ctx, const assay_report *report, c
     write_head(out, report);
     write_table(out, report, style);
     write_details(out, report, style);
-    write_directions(out, report, style->verbosity > 0);
     write_stages(out, report->stages, style);
     fprintf(out, "\n%s%s%s  %s\n", color_of(style, report->verdict), assay_verdict_name(report->verdict),
             color_end(style), report->message);

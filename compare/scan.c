@@ -348,25 +348,6 @@ static void add_statistics(scan *s, int64_t count)
     for (int64_t i = 0; i < count; i++) c->inverse[i] = c->scales[i] * c->scales[i];
     assay_statistics_weigh(&s->statistics, count, c->golden_values, c->inverse, c->inverse);
     assay_statistics_add(&s->statistics, count, c->golden_values, c->candidate_values, c->inverse);
-    for (int k = 0; k < c->direction_count; k++) {
-        if (!c->lies_along[k]) continue;
-        c->directions[k].value += assay_projection(count, c->direction_values + (int64_t)k * ASSAY_CHUNK,
-                                                   c->golden_values, c->candidate_values);
-        c->directions[k].seen += count;
-    }
-}
-
-static assay_status read_directions(assay_context *ctx, scan *s, int64_t first, int64_t count)
-{
-    const assay_comparison *c = s->c;
-    for (int k = 0; k < c->direction_count; k++) {
-        char path[ASSAY_PATH_SIZE];
-        assay_filter_path(c->profile->precision.name, c->directions[k].name, s->result->spec.path, path);
-        c->lies_along[k] = assay_fixture_find(c->golden, path) != NULL;
-        double *values = c->direction_values + (int64_t)k * ASSAY_CHUNK;
-        if (c->lies_along[k]) MUST(assay_fixture_read(ctx, c->golden, path, first, count, values));
-    }
-    return ASSAY_OK;
 }
 
 assay_status assay_scan_floats(assay_context *ctx, const assay_comparison *c, const char *scale,
@@ -383,7 +364,6 @@ assay_status assay_scan_floats(assay_context *ctx, const assay_comparison *c, co
         int64_t count = result->elements - first < ASSAY_CHUNK ? result->elements - first : ASSAY_CHUNK;
         TRY(assay_fixture_read(ctx, c->golden, path, first, count, c->golden_values));
         TRY(assay_fixture_read(ctx, c->golden, scale, first, count, c->scales));
-        TRY(read_directions(ctx, &s, first, count));
         TRY(read_candidate(ctx, c, path, first, count, unreadable));
         if (*unreadable) break;
             /* two looks at the same numbers, neither of which depends on the other */

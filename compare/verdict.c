@@ -299,7 +299,6 @@ void assay_conclude(assay_report *report, const assay_certificate_inputs *shown)
     const assay_tensor_result *wrong = first_of(report, ASSAY_FAIL);
     const assay_tensor_result *not_comparable = first_of(report, ASSAY_NOT_COMPARABLE);
     const assay_tensor_result *vacuous = first_of(report, ASSAY_VACUOUS);
-    const assay_direction_result *along = assay_direction_worst(report->direction_count, report->directions);
     bool informed = shown->floats_required ? shown->floats : shown->integers;
     char *message = report->message;
     if (wrong != NULL) {
@@ -314,11 +313,6 @@ void assay_conclude(assay_report *report, const assay_certificate_inputs *shown)
         const bool result = assay_role_is_result(assay_role_of(report->unknown[0]));
         snprintf(message, sizeof report->message, "%.128s: unknown path, %s", report->unknown[0],
                  result ? "the golden has no such dataset" : "no result has it");
-    } else if (along != NULL) {
-        char text[ASSAY_DIRECTION_TEXT];
-        assay_direction_text(along, text);
-        report->verdict = ASSAY_FAIL;
-        snprintf(message, sizeof report->message, "no tensor alone, but %s", text);
     } else if (not_comparable != NULL) {
         report->verdict = ASSAY_NOT_COMPARABLE;
         snprintf(message, sizeof report->message, "%s", not_comparable->message);

@@ -155,7 +155,6 @@ def correct_run(golden, profile, number, plain, folder):
         "variant": asdict(arithmetic.variant), "verdict": report["verdict"], "message": report["message"],
         "staged_verdict": staged["verdict"], "staged_message": staged["message"],
         "failure": first_failure(report), "same_choice": chose,
-        "along": {d["name"]: d["excess"] for d in report.get("directions", []) if d["judged"]},
         "accepted": judge(golden.results, results, plain, profile, golden.bounds, request.op, golden.task.family)}
 
 
@@ -175,7 +174,7 @@ def mutants(golden, profile, plain, folder, write):
         found.append({"case": golden.task.name(), "family": golden.task.group(profile), "op": fixture["op"], "profile": profile, "mutant": mutant["name"],
                       "required": mutant["required"], "outcome": mutant["outcome"], "fixture": fixture["verdict"],
                       "fails": mutant.get("fails", False), "tensors": mutant["tensors"], "tensors_failed": mutant["tensors_failed"],
-                      "by_stage": mutant["by_stage"], "excess": mutant["excess"], "signal": mutant.get("signal"), "accepted": accepted})
+                      "by_stage": mutant["by_stage"], "excess": mutant["excess"], "accepted": accepted})
     return found
 
 

@@ -95,38 +95,6 @@ def usable(mutants, runs, label, key):
     return lines
 
 
-SEEN = 6  # deviations by which an error can be told from correct implementations
-
-
-def signals(mutants, key):
-    """Of the mutants that the best test could see, those that assay rejects; and which of them pass."""
-    seen = [m for m in mutants if (m["signal"] or 0) >= SEEN]
-    if not seen:
-        return []
-    lines = ["", f"Mutants with a signal of {SEEN} or more (docs/power.md), where that is known.", "",
-             "| profile | with such a signal | rejected |", "| --- | --- | --- |"]
-    for group, some in grouped(seen, key):
-        lines.append(f"| {group} | {len(some)} | {percent(sum(map(mutant_rejected, some)), len(some))} |")
-    passed = sorted((m for m in seen if not mutant_rejected(m)), key=lambda m: -m["signal"])
-    if passed:
-        lines += ["", "Of these pass:", ""]
-        lines += [f"- `{m['mutant']}` of `{m['case']}` at {m['profile']}: {m['signal']:.1f}" for m in passed]
-    return lines
-
-
-def along(runs):
-    """How far out correct runs lie along known errors."""
-    lines = []
-    for group, some in grouped(runs, "profile"):
-        found = [(excess, r, name) for r in some for name, excess in r["along"].items()]
-        if not found:
-            continue
-        excess, run, name = max(found, key=lambda f: f[0])
-        lines.append(f"| {group} | {len(found)} | {excess:.2f} | `{name}` of `{run['case']}` |")
-    return lines and ["", "Along known errors: correct runs times filters, and the largest excess; above 1 fails.", "",
-                      "| profile | statistics | largest | of |", "| --- | --- | --- | --- |", *lines]
-
-
 def failures(runs):
     lines = []
     for r in runs:
@@ -186,8 +154,6 @@ def markdown(runs, mutants, skipped, staged, quantised):
         lines += ["", "Mutants of which a rule lets a fifth or more pass; empty: none.", "", *let_pass(mutants, key)]
         if quantised and (lost := passing(mutants, False)):
             lines += ["", "Mutants that assay lets pass:", "", *lost]
-        lines += signals(mutants, key)
-    lines += along(runs)
     if staged:
         lines += with_checkpoints(runs, mutants, label, key)
     other = sum(not r["same_choice"] for r in runs)

@@ -85,7 +85,6 @@ static void print_table(const assay_power_test *found, bool verbose)
         if (by_stage) printf("%-10s ", r->outcome == ASSAY_MUTANT_PASSES ? outcome_name(r->by_stage) : "");
         printf("%8s", tensors);
         if (r->changed > 0) printf(" %9.3g  %s", r->excess, verbose ? r->where : "");
-        if (r->signal > 0) printf("%s signal %.3g", r->changed > 0 ? "" : "  ", r->signal);
         printf("\n");
     }
     printf("  tensors: that fail by themselves, of those with an effect; excess: the error over its threshold, above 1 "
@@ -153,7 +152,6 @@ static bool put_mutant(cJSON *list, const assay_mutant_result *r)
            cJSON_AddNumberToObject(item, "tensors", r->changed) != NULL &&
            cJSON_AddNumberToObject(item, "tensors_failed", r->found) != NULL &&
            cJSON_AddBoolToObject(item, "fails", r->fails) != NULL && put_excess(item, r->excess) &&
-           (r->signal == 0 || cJSON_AddNumberToObject(item, "signal", r->signal) != NULL) &&
            cJSON_AddStringToObject(item, "where", r->where) != NULL;
 }
 
@@ -202,7 +200,6 @@ static assay_status certify(assay_context *ctx, const assay_options *options, co
     TRY(assay_golden_plan(ctx, &golden, NULL));
     golden.plan.by_stage = &assay_stages_judge;
     golden.plan.mutants_like = options->mutants_like;
-    golden.plan.signals = options->json_file != NULL || options->verbose;
     TRY(assay_plan_require_memory(ctx, &golden.plan));
     ctx->threads = assay_plan_threads(ctx, &golden.plan);
     TRY(assay_golden_load(ctx, &results, &golden.plan, golden.reader));

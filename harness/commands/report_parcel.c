@@ -16,8 +16,6 @@ void assay_report_pack(const assay_report *report, FILE *out)
 {
     fwrite(report, sizeof *report, 1, out);
     if (report->count > 0) fwrite(report->tensors, sizeof *report->tensors, (size_t)report->count, out);
-    if (report->direction_count > 0)
-        fwrite(report->directions, sizeof *report->directions, (size_t)report->direction_count, out);
     for (int i = 0; i < report->unknown_count; i++) fwrite(report->unknown[i], strlen(report->unknown[i]) + 1, 1, out);
     for (int i = 0; report->pictures != NULL && i < report->count; i++) {
         fputc(report->pictures[i] != NULL, out);
@@ -90,20 +88,15 @@ assay_status assay_report_unpack(assay_context *ctx, const char **at, const char
     memcpy(&packed, head, sizeof packed);
     *report = packed;
     report->tensors = NULL;
-    report->directions = NULL;
     report->unknown = NULL;
     report->pictures = NULL;
     report->steps = NULL;
     report->stages = NULL;
-    report->count = report->unknown_count = report->direction_count = 0;
+    report->count = report->unknown_count = 0;
     const size_t size = (size_t)packed.count * sizeof *packed.tensors;
     report->tensors = copy(next(at, end, size), size);
     if (report->tensors != NULL) report->count = packed.count;
-    const size_t along = (size_t)packed.direction_count * sizeof *packed.directions;
-    report->directions = copy(next(at, end, along), along);
-    if (report->directions != NULL) report->direction_count = packed.direction_count;
-    if (report->tensors == NULL || report->directions == NULL ||
-        !unpack_unknown(at, end, report, packed.unknown_count) ||
+    if (report->tensors == NULL || !unpack_unknown(at, end, report, packed.unknown_count) ||
         (packed.pictures != NULL && !unpack_pictures(at, end, report)) ||
         (packed.steps != NULL && !unpack_steps(at, end, report))) {
         return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a report");

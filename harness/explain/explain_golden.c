@@ -26,8 +26,7 @@ bool assay_only_statistics_fail(const assay_report *plain)
 static bool is_result(const assay_tensor *tensor)
 {
     const assay_tensor_role role = tensor->spec.role;
-    return !assay_role_is_input(role) && role != ASSAY_ROLE_ERROR_SCALE && role != ASSAY_ROLE_NULL &&
-           role != ASSAY_ROLE_DIRECTION;
+    return !assay_role_is_input(role) && role != ASSAY_ROLE_ERROR_SCALE && role != ASSAY_ROLE_NULL;
 }
 
 /* The numbers of `from` among the scales of `to`; of a mutant that is in some tensors alone those that are its. */
@@ -130,11 +129,6 @@ static bool explains_each(const assay_report *plain, const assay_report *found)
         const assay_tensor_result *before = &plain->tensors[i], *r = assay_result_of(found, before->spec.path);
         if (before->verdict != ASSAY_FAIL) continue;
         if (r == NULL || r->verdict == ASSAY_FAIL || excess_of(r) > CLEARLY_LESS * excess_of(before)) return false;
-    }
-    for (int d = 0; d < plain->direction_count; d++) {
-        const double before = plain->directions[d].excess;
-        if (before <= 1) continue;
-        if (d >= found->direction_count || found->directions[d].excess > CLEARLY_LESS * before) return false;
     }
     return true;
 }

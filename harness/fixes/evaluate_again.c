@@ -6,22 +6,15 @@
 #include "harness/backends/backend_files.h"
 #include "harness/golden/golden.h"
 #include "harness/golden/golden_memory.h"
-#include "harness/plan/directions.h"
 #include "harness/plan/golden_read.h"
 #include "harness/plan/results.h"
 
 static assay_status evaluate_in_memory(assay_context *ctx, assay_fixture_reader *golden, assay_golden *again,
                                        const assay_source *in, bool quiet)
 {
-    assay_status status;
-    assay_plan plan = {0}; /* filters come with the results */
     const assay_source given = assay_golden_inputs(golden);
-    TRY(assay_plan_without_directions(ctx, &again->plan, &plan));
-    TRY(assay_plan_tensors(ctx, &again->tensors, &plan, &given));
-    TRY(assay_golden_in_memory(ctx, &plan, in, quiet, &again->tensors, &again->reader));
-cleanup:
-    free(plan.specs);
-    return status;
+    MUST(assay_plan_tensors(ctx, &again->tensors, &again->plan, &given));
+    return assay_golden_in_memory(ctx, &again->plan, in, quiet, &again->tensors, &again->reader);
 }
 
 static assay_status evaluate_in_file(assay_context *ctx, assay_golden *again, const assay_source *in, bool quiet)

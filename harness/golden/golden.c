@@ -7,11 +7,9 @@
 #include "compare/profile_yaml.h"
 #include "fixtures/files.h"
 #include "harness/certify/certificate.h"
-#include "harness/filters/filters.h"
 #include "harness/golden/golden_finite.h"
 #include "harness/golden/golden_internal.h"
 #include "harness/golden/golden_memory.h"
-#include "harness/plan/directions.h"
 #include "harness/plan/inputs.h"
 #include "harness/plan/left_out.h"
 #include "harness/plan/progress.h"
@@ -284,21 +282,17 @@ assay_status assay_golden_results(assay_context *ctx, const assay_plan *plan, co
     return assay_golden_evaluate(ctx, plan, source, quiet, results);
 }
 
-/* Which filters it has is known when everything else is. */
+/* Mutants are judged by everything else. */
 static assay_status write_from_memory(assay_context *ctx, const assay_plan *plan, const char *path,
                                       const assay_source *source, bool quiet)
 {
     assay_status status;
-    assay_plan filtered = {0};
     assay_tensor_set results = {0};
     assay_overlay both = {assay_input_source(&results), *source};
     const assay_source given = plan->recipe ? *source : assay_overlay_source(&both); /* a set has no recipes */
-    TRY(assay_plan_without_directions(ctx, plan, &filtered));
-    TRY(assay_golden_results(ctx, &filtered, source, quiet, &results));
-    TRY(assay_filters_add(ctx, &filtered, &results));
-    TRY(write_golden(ctx, &filtered, path, &given, &results, quiet));
+    TRY(assay_golden_results(ctx, plan, source, quiet, &results));
+    TRY(write_golden(ctx, plan, path, &given, &results, quiet));
 cleanup:
-    free(filtered.specs);
     assay_tensor_set_free(&results);
     return status;
 }
@@ -306,7 +300,7 @@ cleanup:
 static assay_status write_with_all(assay_context *ctx, const assay_plan *plan, const char *path,
                                    const assay_source *source, bool quiet)
 {
-    if (plan->mutants || assay_direction_members(plan) > 0) return write_from_memory(ctx, plan, path, source, quiet);
+    if (plan->mutants) return write_from_memory(ctx, plan, path, source, quiet);
     return write_golden(ctx, plan, path, source, NULL, quiet);
 }
 

@@ -1,11 +1,7 @@
 #include "harness/golden/golden_memory.h"
 
-#include <stdlib.h>
-
 #include "harness/certify/certificate.h"
-#include "harness/filters/filters.h"
 #include "harness/golden/golden_finite.h"
-#include "harness/plan/directions.h"
 #include "harness/plan/results.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
@@ -57,22 +53,15 @@ static assay_status add_texts(assay_context *ctx, const assay_case *c, assay_fix
 assay_status assay_golden_in_memory(assay_context *ctx, const assay_plan *plan, const assay_source *source, bool quiet,
                                     assay_tensor_set *tensors, assay_fixture_reader **reader)
 {
-    assay_status status;
-    assay_plan filtered = {0};
-    TRY(assay_plan_without_directions(ctx, plan, &filtered));
-    TRY(assay_golden_evaluate(ctx, &filtered, source, quiet, tensors));
-    TRY(assay_tensor_set_require_complete(ctx, tensors));
+    MUST(assay_golden_evaluate(ctx, plan, source, quiet, tensors));
+    MUST(assay_tensor_set_require_complete(ctx, tensors));
     for (int i = 0; i < tensors->count; i++) {
         const assay_tensor *tensor = &tensors->items[i];
         if (tensor->values != NULL)
-            TRY(assay_golden_require_finite(ctx, plan->c, &tensor->spec, 0, tensor->count, tensor->values));
+            MUST(assay_golden_require_finite(ctx, plan->c, &tensor->spec, 0, tensor->count, tensor->values));
     }
-    TRY(assay_filters_add(ctx, &filtered, tensors));
-    TRY(assay_fixture_of_tensors(ctx, "golden", tensors, reader));
-    TRY(add_texts(ctx, plan->c, *reader));
-cleanup:
-    free(filtered.specs);
-    return status;
+    MUST(assay_fixture_of_tensors(ctx, "golden", tensors, reader));
+    return add_texts(ctx, plan->c, *reader);
 }
 
 assay_status assay_golden_of_memory(assay_context *ctx, const assay_plan *plan, assay_tensor_set *tensors,

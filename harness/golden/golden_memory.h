@@ -14,7 +14,7 @@ assay_status assay_golden_of_memory(assay_context *ctx, const assay_plan *plan, 
 assay_status assay_golden_in_memory(assay_context *ctx, const assay_plan *plan, const assay_source *source, bool quiet,
                                     assay_tensor_set *tensors, assay_fixture_reader **reader);
 
-/* The plan's results, but for filters and mutants, into `tensors` with all that is given; from `source`, which may give the
+/* The plan's results, but for mutants, into `tensors` with all that is given; from `source`, which may give the
  * choice of experts too. */
 assay_status assay_golden_evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *source, bool quiet,
                                    assay_tensor_set *tensors);

@@ -4,9 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/filters/filters.h"
 #include "harness/golden/golden_internal.h"
-#include "harness/plan/directions.h"
 #include "harness/plan/golden_read.h"
 #include "harness/plan/progress.h"
 #include "harness/power/power_test.h"
@@ -90,17 +88,16 @@ static assay_status checking_write_i32(assay_context *ctx, void *self, const cha
     return status;
 }
 
-/* Filters are made of everything else, and mutants judged by them. */
+/* Mutants are judged by everything else. */
 static assay_status evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *source,
                              const assay_sink *out, bool quiet)
 {
     assay_status status;
-    assay_plan with_filters = *plan, certified = *plan;
+    assay_plan certified = *plan;
     assay_tensor_set results = {0};
-    if (!plan->mutants && !assay_plan_has_directions(plan)) return assay_evaluate(ctx, plan, source, out);
+    if (!plan->mutants) return assay_evaluate(ctx, plan, source, out);
     certified.certify = false;
     TRY(assay_golden_results(ctx, &certified, source, quiet, &results));
-    if (assay_plan_has_directions(plan)) TRY(assay_filters_add(ctx, &with_filters, &results));
     TRY(assay_golden_give_results(ctx, plan, &results, out));
 cleanup:
     assay_tensor_set_free(&results);

@@ -39,8 +39,7 @@ static void remove_precision(assay_plan *plan, const char *name)
 static bool is_of_another(const void *self, const assay_tensor_spec *spec)
 {
     const char *name = self;
-    static const assay_tensor_role roles[] = {ASSAY_ROLE_ERROR_SCALE, ASSAY_ROLE_NULL, ASSAY_ROLE_DIRECTION,
-                                              ASSAY_ROLE_DISCRIMINATION};
+    static const assay_tensor_role roles[] = {ASSAY_ROLE_ERROR_SCALE, ASSAY_ROLE_NULL, ASSAY_ROLE_DISCRIMINATION};
     const char *rest = strchr(spec->path, '/');
     bool found = false;
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) found |= spec->role == roles[i];

@@ -94,7 +94,7 @@ void assay_plan_drop(assay_plan *plan, assay_tensor_role role)
     int kept = 0;
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
-        if (spec->role == role || (role == ASSAY_ROLE_NULL && spec->role == ASSAY_ROLE_DIRECTION)) {
+        if (spec->role == role) {
             const int64_t count = assay_shape_count(&spec->shape);
             plan->elements -= count;
             plan->file_bytes -= count * (int64_t)assay_dtype_size(spec->type);

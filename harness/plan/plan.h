@@ -36,7 +36,6 @@ typedef struct assay_plan {
     bool recipe;              /* what its source knows how to draw is stored as a recipe */
     bool mutants;             /* the golden is to hold the power of its verdict (harness/power/power_test.h) */
     const struct assay_stage_judge *by_stage; /* of that: who judges stages; NULL: nobody */
-    bool signals;                             /* of the power: say by how much each mutant could be seen */
     const char *mutants_like; /* of the power: those alone that this pattern matches; NULL: all that are the case's */
     bool staged; /* a run stage by stage: every error scale is of the emulated runs, and routing weights have some */
     bool
@@ -56,8 +55,7 @@ assay_precision assay_case_precision(const assay_case *c, const assay_profile *p
 /* The type of a product's operands in the emulated arithmetic: the profile's; or the finest that `dtypes:` names, where
  * the profile multiplies operands as they are stored. */
 assay_dtype assay_case_multiply(const assay_case *c, const assay_profile *profile);
-/* The golden is to hold no datasets of the role: old goldens have no null distributions. Without them filters along known
- * errors say nothing, and go too. */
+/* The golden is to hold no datasets of the role: old goldens have no null distributions. */
 void assay_plan_drop(assay_plan *plan, assay_tensor_role role);
 /* Adds a dataset to the plan, whose list has room for it. */
 assay_status assay_plan_add_spec(assay_context *ctx, assay_plan *plan, const assay_tensor_spec *spec);

@@ -6,7 +6,6 @@
 
 #include "compare/profile_yaml.h"
 #include "compare/statistics.h"
-#include "harness/plan/directions.h"
 #include "harness/plan/left_out.h"
 #include "harness/plan/sections.h"
 #include "oracle/base/memory.h"
@@ -185,7 +184,6 @@ static assay_status describe(assay_context *ctx, assay_plan *plan, const assay_c
     TRY(check_patterns(ctx, plan, &c->gradients, ASSAY_ROLE_GRADIENT));
     TRY(check_patterns(ctx, plan, &c->checkpoints, ASSAY_ROLE_CHECKPOINT));
     TRY(add_specs(ctx, plan));
-    TRY(assay_plan_add_directions(ctx, plan, golden));
     plan->memory = assay_operation_memory(plan->operation, c) + assay_ensemble_memory(plan);
 cleanup:
     if (status != ASSAY_OK) assay_plan_free(plan);

@@ -56,7 +56,7 @@ static bool wants(void *self, const char *path)
     const assay_tensor *tensor = assay_tensor_set_find(self, path);
     /* two forms are no sample */
     const assay_tensor_role role = tensor == NULL ? ASSAY_ROLE_NONE : tensor->spec.role;
-    return tensor != NULL && !assay_role_is_input(role) && role != ASSAY_ROLE_NULL && role != ASSAY_ROLE_DIRECTION;
+    return tensor != NULL && !assay_role_is_input(role) && role != ASSAY_ROLE_NULL;
 }
 
 assay_sink assay_results_sink(assay_tensor_set *tensors)

@@ -2,8 +2,6 @@
 
 #include <math.h>
 
-#include "harness/plan/directions.h"
-
 /* Members by the operations of one run and the elements that it leaves: the first row that holds both. */
 static const struct {
     double work, elements;
@@ -81,16 +79,9 @@ static double bytes_given(const assay_plan *plan)
     return bytes;
 }
 
-/* Filters along known errors have members of their own, of one profile after the other. */
-static double bytes_of_filters(const assay_plan *plan)
-{
-    const double runs = assay_direction_members(plan), elements = (double)assay_direction_elements(plan);
-    return runs * elements * (sizeof(float) + sizeof(double)) + 2 * runs * runs * sizeof(double);
-}
-
 int64_t assay_ensemble_memory(const assay_plan *plan)
 {
     if (plan->precision_count == 0) return 0;
-    const double bytes = bytes_given(plan) + bytes_left(plan) + bytes_of_filters(plan);
+    const double bytes = bytes_given(plan) + bytes_left(plan);
     return bytes < 0x1p61 ? (int64_t)bytes : INT64_C(1) << 61; /* whose sum with the operation's own has 64 bits */
 }

@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/filters/filters.h"
-#include "harness/plan/directions.h"
 #include "harness/plan/written_codes.h"
 #include "harness/power/power_test.h"
 #include "harness/power/power_whole.h"
@@ -196,22 +194,9 @@ cleanup:
     return status;
 }
 
-/* How far out the mutant is along the filter that is best for it. */
-static assay_status find_signal(assay_context *ctx, const assay_trial *t, const assay_correct_runs *runs,
-                                const assay_tensor_set *candidate, assay_mutant_result *result)
-{
-    OWNED double *moved = NULL;
-    double row[ASSAY_NULL_COLUMNS];
-    MUST(assay_alloc_f64(ctx, "what a mutant moves", 2 * runs->count, &moved));
-    if (!assay_filter_moved(t->plan, t->golden, candidate, moved)) return ASSAY_OK;
-    MUST(assay_correct_runs_filter(ctx, runs, moved, moved + runs->count, row));
-    result->signal = row[ASSAY_NULL_SPREAD] > 0 ? 1 / row[ASSAY_NULL_SPREAD] : 0;
-    return ASSAY_OK;
-}
-
 /* `made`: the trial itself, or that of whole gradients where its golden has sketches. */
 static assay_status try_mutant(assay_context *ctx, const assay_trial *t, const assay_trial *made,
-                               const assay_mutant *mutant, const assay_correct_runs *runs, assay_mutant_result *result)
+                               const assay_mutant *mutant, assay_mutant_result *result)
 {
     assay_status status = ASSAY_OK;
     assay_tensor_set candidate = {0}, sketched = {0};
@@ -225,7 +210,6 @@ static assay_status try_mutant(assay_context *ctx, const assay_trial *t, const a
         applies = !result->equivalent;
     }
     if (!applies) goto cleanup;
-    if (runs->members > 0 && assay_filter_is_for(mutant)) TRY(find_signal(ctx, t, runs, &candidate, result));
     assay_candidate_round(&candidate, t->profile);
     if (made != t) TRY(assay_whole_take(ctx, t, &candidate, &sketched));
     TRY(judge(ctx, t, made != t ? &sketched : &candidate, &report));
@@ -365,29 +349,23 @@ assay_status assay_power_test_run(assay_context *ctx, const assay_plan *plan, co
     const bool sketched = plan->list.sketched_count > 0;
     assay_whole whole = {0};
     assay_trial made = t;
-    assay_correct_runs runs = {0};
     *found = (assay_power_test){.profile = profile};
     TRY(assay_trial_reader(ctx, golden, "golden", NULL, &t.reader));
     TRY(check_control(ctx, &t));
     TRY(plan->mutants_like != NULL ? assay_mutants_like(ctx, plan, plan->mutants_like, &found->mutants)
                                    : assay_mutants_of(ctx, plan, &found->mutants));
     TRY(assay_alloc(ctx, "verdicts on mutants", found->mutants.count, sizeof *found->items, &found->items));
-    for (int p = 0; plan->signals && assay_direction_members(plan) > 0 && p < plan->precision_count; p++) {
-        if (strcmp(plan->precisions[p].name, profile->precision.name) == 0)
-            TRY(assay_correct_runs_make(ctx, plan, golden, p, &runs));
-    }
     if (sketched) {
         TRY(assay_whole_make(ctx, &t, &whole));
         made.plan = &whole.plan;
         made.golden = &whole.golden;
     }
     for (int i = 0; i < found->mutants.count; i++) {
-        TRY(try_mutant(ctx, &t, sketched ? &made : &t, found->mutants.items[i], &runs, &found->items[i]));
+        TRY(try_mutant(ctx, &t, sketched ? &made : &t, found->mutants.items[i], &found->items[i]));
     }
     if (has_stages(ctx, plan)) TRY(run_by_stage(ctx, &t, found));
     tally(found);
 cleanup:
-    assay_correct_runs_free(&runs);
     assay_whole_free(&whole);
     assay_fixture_close(t.reader);
     if (status != ASSAY_OK) assay_power_test_free(found);

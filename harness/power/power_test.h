@@ -18,9 +18,6 @@ typedef struct assay_mutant_result {
     bool fails;                    /* the verdict on the candidate */
     assay_mutant_outcome by_stage; /* DETECTED: it fails, or does once it gives its checkpoints too and each stage is
                                       judged by itself; NOT_APPLICABLE: nobody judged stages */
-    double
-        signal; /* how many spreads of correct implementations it moves the results by, along itself; 0: not asked, or
-                      nobody knows */
     double excess; /* the largest error over its threshold; of mutants that are judged tensor by tensor the
                            least of these */
     char where[ASSAY_PATH_SIZE]; /* that tensor; "" */

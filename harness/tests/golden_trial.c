@@ -1,5 +1,5 @@
 #include "harness/tests/golden_trial.h"
-#include "harness/plan/directions.h"
+
 #include "harness/plan/golden_read.h"
 #include "harness/plan/results.h"
 #include "harness/scales/ensemble.h"
@@ -32,7 +32,6 @@ void trial_write(trial *t, const test_folder *folder, assay_case *c)
     snprintf(t->candidate, sizeof t->candidate, "%s/candidate.h5", folder->path);
     assert_ok(&t->ctx, assay_golden_write(&t->ctx, &t->plan, t->file, NULL, true));
     assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->file, &t->reader));
-    assert_ok(&t->ctx, assay_plan_add_directions(&t->ctx, &t->plan, t->reader));
     assert_ok(&t->ctx, assay_golden_load(&t->ctx, &t->golden, &t->plan, t->reader));
 }
 

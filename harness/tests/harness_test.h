@@ -62,16 +62,6 @@ static inline bool has_tag(const assay_case *c, const char *tag)
     return false;
 }
 
-/* Datasets that a plan made from the case has: filters along known errors come once its results are there. */
-static inline int count_without_filters(const assay_fixture_reader *reader)
-{
-    int count = 0;
-    for (int i = 0; i < assay_fixture_count(reader); i++) {
-        count += strstr(assay_fixture_spec(reader, i)->path, "directions/") == NULL;
-    }
-    return count;
-}
-
 /* The whole file; *size bytes, to be freed. */
 static inline unsigned char *bytes_of(const char *path, size_t *size)
 {

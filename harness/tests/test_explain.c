@@ -360,18 +360,6 @@ static void shake_columns(fixture *f, assay_tensor_set *results, const char *pat
     }
 }
 
-/* The ramp of YaRN ends elsewhere, which only the filter along rope_type sees. */
-static void move_ramp(fixture *f, assay_tensor_set *results, const char *path, double times)
-{
-    const assay_mutant moved = {.name = "ramp",
-                                .keys = {{.key = ASSAY_KEY_AT_beta_slow, .how = ASSAY_KEY_TIMES, .by = times}}};
-    bool applies = false;
-    (void)path;
-    assay_tensor_set_free(results);
-    assert_ok(&f->t.ctx, assay_mutant_make(&f->t.ctx, &f->at, &moved, results, &applies));
-    assert_true(applies);
-}
-
 static bool only_statistics_fail(const assay_report *report)
 {
     return report->verdict == ASSAY_FAIL && assay_only_statistics_fail(report);
@@ -401,7 +389,6 @@ TEST_IN_FOLDER(what_changes_nothing_is_not_named)
         {"moe/float32-grid", "outputs/y", scale_tensor, 1 - 0x1p-8, "", "truncated"},
         {"moe/float32-grid", "outputs/y", shake_columns, 2, "", ""},
         {"mla/no-query-compression", "outputs/y", shake_columns, 3.5, "", ""},
-        {"mla/no-query-compression", NULL, move_ramp, 8, "", "rope_timescale rope_type rope_betas"},
     };
     fixture f;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {

@@ -276,7 +276,7 @@ static void check_same(assay_context *ctx, assay_fixture_reader *a, assay_fixtur
     }
 }
 
-/* With filters along known errors, and error scales in float32. */
+/* With error scales in float32. */
 TEST_IN_FOLDER(evaluated_again_in_memory_as_in_a_file)
 {
     OWNED_BY(fixture_free) fixture f;

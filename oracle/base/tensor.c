@@ -51,7 +51,6 @@ const char *const assay_role_folders[ASSAY_ROLES] = {
     [ASSAY_ROLE_REMAT] = "remat",
     [ASSAY_ROLE_ERROR_SCALE] = "error_scale",
     [ASSAY_ROLE_NULL] = "null",
-    [ASSAY_ROLE_DIRECTION] = "directions",
     [ASSAY_ROLE_CERTIFICATE] = "certificate",
     [ASSAY_ROLE_DISCRIMINATION] = "discrimination",
 };
@@ -170,11 +169,6 @@ bool assay_any_word(const char *words, const char *text, bool (*test)(const char
 void assay_path_at(assay_tensor_role role, const char *profile, const char *of, char path[ASSAY_PATH_SIZE])
 {
     snprintf(path, ASSAY_PATH_SIZE, "%s/%s/%s", assay_role_folders[role], profile, of);
-}
-
-void assay_filter_path(const char *profile, const char *error, const char *of, char path[ASSAY_PATH_SIZE])
-{
-    snprintf(path, ASSAY_PATH_SIZE, "%s/%s/%s/%s", assay_role_folders[ASSAY_ROLE_DIRECTION], profile, error, of);
 }
 
 void assay_gradient_path(const char *of, char path[ASSAY_PATH_SIZE])

@@ -39,7 +39,6 @@ typedef enum assay_tensor_role {
     ASSAY_ROLE_REMAT,
     ASSAY_ROLE_ERROR_SCALE,
     ASSAY_ROLE_NULL,
-    ASSAY_ROLE_DIRECTION,
     ASSAY_ROLE_CERTIFICATE,
     ASSAY_ROLE_DISCRIMINATION,
     ASSAY_ROLES
@@ -82,8 +81,6 @@ bool assay_path_ends(const char *path, const char *name);
 bool assay_any_word(const char *words, const char *text, bool (*test)(const char *text, const char *word));
 /* What belongs to a tensor at a profile: "error_scale/bf16/outputs/y", "null/bf16/outputs/y". Cut where it is too long. */
 void assay_path_at(assay_tensor_role role, const char *profile, const char *of, char path[ASSAY_PATH_SIZE]);
-/* "directions/bf16/rope_type/outputs/y" */
-void assay_filter_path(const char *profile, const char *error, const char *of, char path[ASSAY_PATH_SIZE]);
 /* "gradients/weights/wo" */
 void assay_gradient_path(const char *of, char path[ASSAY_PATH_SIZE]);
 /* The tensor that a path of such a role belongs to: "outputs/y". Its own path where it has another role. */
