@@ -340,22 +340,6 @@ TEST_WITH_CONTEXT(test_blas_says_that_its_library_is_missing)
     assert_ok(&ctx, ctx.arithmetic->load(&ctx));
 }
 
-TEST(test_no_memory)
-{
-    OWNED_BY(matrices_free) matrices x = matrices_make(67, 73, 131, 0, 0, 0);
-    assay_context ctx = assay_context_default(2);
-    chains(&x.args, x.expected);
-    int64_t n = 0;
-    for (;; n++) {
-        assay_fail_allocation(n);
-        assay_status status = assay_matmul(&ctx, &x.args);
-        if (had_memory(&ctx, status)) break;
-        assert_all_nan(x.c, x.c_size);
-    }
-    assert_true(n > 0 || ctx.isa == ASSAY_ISA_SCALAR);
-    assert_same_numbers(&x, "after the failures");
-}
-
 TEST(test_names)
 {
     assay_isa isa = ASSAY_ISA_SCALAR;

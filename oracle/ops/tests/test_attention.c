@@ -6,49 +6,6 @@
 
 TEST_LABELS(threads);
 
-TEST(test_no_cotangent_of_lse_is_one_of_zeros)
-{
-    const assay_attention_config config = {.batch = 1, .sequence = 130, .heads = 2, .qk_dim = 4, .v_dim = 3};
-    assay_context ctx = assay_context_default(2);
-    OWNED_BY(attention_problem_free) attention_problem p;
-    attention_problem_make(&p, &config, ONE_SEGMENT);
-    memset(p.dlse, 0, (size_t)p.count[ATTENTION_LSE] * sizeof *p.dlse);
-    attention_problem_run(&ctx, &p);
-    const assay_attention_inputs in = attention_problem_inputs(&p);
-    double *results[3];
-    for (int t = 0; t < 3; t++) results[t] = test_nans(p.count[ATTENTION_DQUERY + t]);
-    const assay_attention_gradients g = {.dquery = results[0], .dkey = results[1], .dvalue = results[2]};
-    assert_ok(&ctx, assay_attention_backward(&ctx, &g, p.dout, NULL, p.results[ATTENTION_OUT], p.results[ATTENTION_LSE],
-                                             &in, &config));
-    for (int t = 0; t < 3; t++) {
-        assert_same_bits(results[t], p.results[ATTENTION_DQUERY + t], p.count[ATTENTION_DQUERY + t]);
-        free(results[t]);
-    }
-}
-
-TEST(test_padding_gives_nothing)
-{
-    const assay_attention_config config = {
-        .batch = 2, .sequence = 9, .heads = 2, .qk_dim = 4, .v_dim = 3, .mask_padding = true};
-    assay_context ctx = assay_context_default(2);
-    attention_problem p;
-    int64_t padding = 0;
-    attention_problem_make(&p, &config, PADDED_END);
-    attention_problem_run(&ctx, &p);
-    for (int64_t row = 0; row < p.tokens * config.heads; row++) {
-        const int64_t token = row / config.heads, batch = token / config.sequence, i = token % config.sequence;
-        if (!attention_is_padding(&p, batch, i)) continue;
-        padding++;
-        assert_true(p.results[ATTENTION_LSE][(batch * config.heads + row % config.heads) * config.sequence + i] ==
-                    -INFINITY);
-        for (int64_t k = 0; k < config.v_dim; k++) assert_true(p.results[ATTENTION_OUT][row * config.v_dim + k] == 0);
-        for (int64_t k = 0; k < config.qk_dim; k++)
-            assert_true(p.results[ATTENTION_DKEY][row * config.qk_dim + k] == 0);
-    }
-    assert_int_equal(padding, (2 + 9) * 2);
-    attention_problem_free(&p);
-}
-
 /* The first `rows` tokens of a result [1,S,1,width], bit for bit. */
 static void assert_same_start(const attention_problem *a, const attention_problem *b, int result, int64_t rows)
 {
