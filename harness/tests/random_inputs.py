@@ -20,7 +20,7 @@ CASES = [
     ("gmm/primes --set fill=bell", ALL, "bell values"),
     ("gmm/primes --set inputs.rhs={distribution: bell, scale: -0.3, mean: 0.7}", ALL, "bell values"),
     ("gmm/ragged", ["bfloat16"], "group_sizes"),
-    ("gmm/row-powers", ALL, "row_powers"),
+    ("gmm/row-powers --set base_emb_dim=300", ALL, "row_powers"),
     ("gmm/block-powers", ALL, "block_powers"),
     ("gmm/cancelling", ALL, "cancel constant"),
     ("gmm/exact-padded", ["bfloat16", "float32"], "integers"),

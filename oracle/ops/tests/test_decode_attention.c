@@ -1,13 +1,12 @@
-/* What attention over a cache refuses, and that what nobody uses reaches nothing. Its numbers are the second form's to check. */
+/* What attention over a cache refuses, and its splits and lists. Its numbers are the second form's to check. */
 
 #include "oracle/ops/decode_attention.h"
 #include "oracle/ops/decode_internal.h"
 #include "oracle/ops/tests/ops_test.h"
 
-enum { B = 3, S = 2, N = 6, KV = 3, W = 4, P = 8, K = 4, R = 5, M = 3, CACHE = P * R * KV * W, OUT = B * S * N * W };
+enum { B = 3, S = 2, N = 6, KV = 3, W = 4, P = 8, K = 4, R = 5, M = 3 };
 
 static const int32_t table[B * M] = {5, 2, -1, 7, 0, 3, -1, 99, -1};
-static const int32_t keys[B] = {6, 9, 0};
 static const assay_decode_config config = {.batch = B,
                                            .sequence = S,
                                            .heads = N,
@@ -22,41 +21,6 @@ static const assay_decode_config config = {.batch = B,
                                            .base_2 = true,
                                            .lse_tokens_first = true,
                                            .empty_row = INFINITY};
-
-/* What no sequence has in its length is `unused`. */
-static void decode(assay_context *ctx, const assay_decode_config *c, double unused, double *out, double *lse)
-{
-    double query[OUT], key[CACHE], value[CACHE];
-    const assay_decode_inputs in = {
-        .query = query, .key_cache = key, .value_cache = value, .block_table = table, .cache_seqlens = keys};
-    const assay_decode_call call = {.config = c, .in = &in, .attention_out = out, .lse = lse};
-    for (int i = 0; i < CACHE; i++) key[i] = value[i] = unused;
-    for (int64_t b = 0; b < B; b++) {
-        for (int64_t j = 0; j < keys[b] * KV * W; j++) {
-            const int64_t at = assay_decode_row(c, table, b, j / W % KV, j / W / KV) * W + j % W;
-            key[at] = sin((double)(b + j));
-            value[at] = cos((double)(b + 2 * j));
-        }
-    }
-    for (int i = 0; i < OUT; i++) query[i] = sin(3 * i);
-    for (int i = 0; i < OUT; i++) out[i] = NAN;
-    for (int i = 0; i < B * S * N; i++) lse[i] = NAN;
-    assert_ok(ctx, assay_decode_attend(ctx, &call));
-}
-
-/* The same keys elsewhere. */
-TEST_WITH_CONTEXT(heads_may_stand_before_rows)
-{
-    double rows[OUT], heads[OUT], lse_rows[B * S * N], lse_heads[B * S * N];
-    assay_decode_config other = config;
-    other.heads_first = true;
-    decode(&ctx, &config, NAN, rows, lse_rows);
-    decode(&ctx, &other, NAN, heads, lse_heads);
-    assert_memory_equal(rows, heads, sizeof rows);
-    assert_memory_equal(lse_rows, lse_heads, sizeof lse_rows);
-    for (int i = 0; i < OUT; i++) assert_true(isfinite(rows[i]));
-    assert_true(lse_rows[2 * S * N] == INFINITY && rows[2 * S * N * W] == 0);
-}
 
 /* Of 13 keys and 3 tokens: ten keys before these in chunks of 4, then their own; a sequence of two keys has no context. */
 TEST(chunks_of_the_context_and_the_new_tokens)
