@@ -654,6 +654,11 @@ static bool read_interleaved(const at *a)
     return halves == 2 && columns > 2 && spoil(a, interleave, 0);
 }
 
+static int64_t behind_of(int64_t count, int64_t tile)
+{
+    return (tile - count % tile) % tile;
+}
+
 /* Where number `behind` past the end of line `o` of [outer,count,inner] is, whose inner index is `i`; -1: nothing is there. */
 static int64_t behind_end(int64_t outer, int64_t count, int64_t inner, int64_t o, int64_t behind, int64_t i)
 {
@@ -668,7 +673,7 @@ static void add_behind(const graph_step *step, const assay_tensor_row *row, doub
 {
     int64_t count, inner;
     const int64_t outer = about_axis(step, row, &count, &inner), tile = (int64_t)step->wrong.by;
-    const int64_t rest = (tile - count % tile) % tile;
+    const int64_t rest = behind_of(count, tile);
     for (int64_t line = 0; line < outer; line++)
         for (int64_t k = 0; k < rest * inner; k++) {
             const int64_t o = gradient ? outer - 1 - line : line, p = count + k / inner - tile;
@@ -713,7 +718,10 @@ static bool read_behind(const at *a, graph_spoiler *how)
     a->to->wrong.by = tile;
     assay_step_name(a->g, a->step->in[input], name);
     snprintf(a->more, ASSAY_STEP_NAME, "_%d_of_%.24s", tile, name);
-    return count % tile != 0 && (count > tile || (sums && how == read_on)) && (outer > 1 || how == read_twice);
+    const bool again =
+        sums && how == read_on && tile > chunks[1] && behind_of(count, tile) == behind_of(count, tile / 2);
+    return count % tile != 0 && !again && (count > tile || (sums && how == read_on)) &&
+           (outer > 1 || how == read_twice);
 }
 
 /* --- states --- */

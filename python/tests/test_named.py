@@ -33,6 +33,24 @@ weights: {w: [N, H, E]}
 steps: {h: 'mul(x, g)'}
 outputs: {y: 'product("BSNH,NHE->BSE", h, w)'}
 """
+TILES = PROGRAM + """
+sizes: {T: 9, D: 72, E: 16}
+inputs: {x: [T, D]}
+weights: {w: [D, E]}
+steps: {}
+outputs: {y: 'product("TD,DE->TE", x, w)'}
+"""
+GROUPS = PROGRAM + """
+sizes: {T: 9, D: 16, E: 8, K: 3, G: 4, P: 2, H: 2, F: 12}
+inputs: {x: [T, D], number: {axes: [E], integers: [0, 3], values: [0, 0, 1, 1, 2, 2, 3, 3]}}
+weights: {gate: [D, E], experts: [E, F]}
+steps:
+  scores: sigmoid(product("TD,DE->TE", x, gate))
+  best: top_k(max(reshape("TGP", scores), over="P"), "G->H")
+  inside: max(equal(rearrange("TH->HT", float(best)), float(number)), over="H")
+  ids: top_k(where(inside, scores, -1), "E->K")
+outputs: {y: 'product("TK,TKF->TF", pick(scores, ids), gather(experts, ids))'}
+"""
 
 
 def cross_entropy(x, head, target):
@@ -56,8 +74,51 @@ def convolve(x, taps):
     return F.silu(F.conv1d(padded, taps[:, None], groups=taps.shape[0]).transpose(1, 2))
 
 
-def norm(x, s, read=96):
-    return x * torch.rsqrt(x[:, :read].square().sum(-1, keepdim=True) / 96 + 1e-6) * s
+def handed_over(x, taps, state):
+    """The last inputs of 16 tokens, as `state` has them, are what the next chunk begins with."""
+    parts = [convolve(x[:, :16], taps)]
+    for first in range(16, x.shape[1], 16):
+        part = torch.cat([state(x[:, first - 3:first]), x[:, first:first + 16]], 1)
+        parts.append(convolve(part, taps)[:, 3:])
+    return torch.cat(parts, 1)
+
+
+def other_layout(state):
+    return state.reshape(state.shape[0], state.shape[2], state.shape[1]).transpose(1, 2)
+
+
+def behind(x, count):
+    """What lies behind the end of each row, and zeros behind the last."""
+    return torch.cat([x[1:, :count], torch.zeros(1, count)])
+
+
+def norm(x, s, read=96, more=0):
+    squares = x[:, :read].square().sum(-1, keepdim=True) + behind(x, more).square().sum(-1, keepdim=True)
+    return x * torch.rsqrt(squares / 96 + 1e-6) * s
+
+
+def tiles(x, w, more=0):
+    return x @ w + behind(x, more) @ w[8:8 + more]
+
+
+def chosen(x, gate, experts, weigh=lambda z, ids: torch.softmax(z.gather(1, ids), -1)):
+    z = x @ gate
+    ids = z.topk(3, -1).indices
+    return torch.einsum("tk,tkf->tf", weigh(z, ids), experts[ids])
+
+
+def undivided(z, ids):
+    z = z.gather(1, ids)
+    return torch.exp(z - z.max(-1, keepdim=True).values)
+
+
+def within_groups(x, number, gate, experts, alone=False):
+    scores = torch.sigmoid(x @ gate)
+    best = scores.view(9, 4, 2).amax(-1).topk(2, -1).indices
+    inside = (best[:, :, None] == number).any(1)
+    ids = torch.where(inside, scores, -1).topk(3, -1).indices
+    own = scores.topk(3, -1).indices if alone else ids
+    return torch.einsum("tk,tkf->tf", scores.gather(1, own), experts[ids])
 
 
 def gated(x, w, interleaved=False):
@@ -66,9 +127,11 @@ def gated(x, w, interleaved=False):
     return F.silu(a) * b
 
 
-def scan(a, x, chunk=1000):
+def scan(a, x, chunk=1000, layout=None):
     state, rows = 0, []
     for t in range(x.shape[1]):
+        if layout is not None and t > 0 and t % 16 == 0:
+            state = layout(state)
         state = (a[:, t] if t == 0 or t % chunk else 0 * a[:, t]) * state + x[:, t]
         rows.append(state)
     return torch.stack(rows, 1)
@@ -92,6 +155,15 @@ BUGS = [
     (NORM, norm, lambda x, s: norm(x, s, read=64), "step:r.mean:above_power_of_two_not_read"),
     (GATED, gated, lambda x, w: gated(x, w, interleaved=True), "step:z:interleaved"),
     (SCAN, scan, lambda a, x: scan(a, x, chunk=16), "step:y:state_lost_16"),
+    (SCAN, scan, lambda a, x: scan(a, x, layout=lambda s: s.reshape(6, 2).T), "step:y:state_transposed_16"),
+    ("program/causal-conv", convolve, lambda x, taps: handed_over(x, taps, other_layout), "step:v:state_transposed_16"),
+    ("program/causal-conv", convolve, lambda x, taps: handed_over(x, taps, lambda s: s.flip(1)), "step:v:state_reversed_16"),
+    (NORM, norm, lambda x, s: norm(x, s, more=32), "step:r.mean:reads_on_64_of_r.square"),
+    (TILES, tiles, lambda x, w: tiles(x, w, more=56), "step:y:reads_on_64_of_x"),
+    (TILES, tiles, lambda x, w: x @ w + x[:, 8:64] @ w[8:64], "step:y:tail_twice_64_of_x"),
+    ("program/top-k-softmax", chosen, lambda **given: chosen(**given, weigh=undivided), "step:weights:not_divided"),
+    ("program/top-k-softmax", chosen, lambda **given: chosen(**given, weigh=lambda z, ids: torch.softmax(z, -1).gather(1, ids)), "step:weights:of_all"),
+    (GROUPS, within_groups, lambda **given: within_groups(**given, alone=True), "step:y.pick:chooses_by_scores"),
     (PRODUCT, product, lambda x, g, w: product(x, first_of(g, 2), w), "step:h:index_0_of_g_N_gradients_apart"),
     (PRODUCT, product, lambda x, g, w: product(x, g[:, :1].expand_as(g), w), "step:h:index_0_of_g_S"),
     (PRODUCT, product, lambda x, g, w: product(x.reshape(2, 3, 5, 4).permute(0, 2, 1, 3), g, w), "step:h:transposed_x_SN"),
