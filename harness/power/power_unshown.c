@@ -7,14 +7,15 @@
 #include "harness/power/power_test.h"
 #include "harness/scales/ensemble.h"
 
-/* So many other draws are tried: as the case has it, with small vectors (biases), with large numbers, and of sizes that are drawn. */
+/* So many other draws are tried: as the case has it, with small vectors (biases, of 0.1 at most), with large numbers, and of sizes that are drawn. */
 enum { DRAWS = 6 };
 
-static double size_of(const assay_tensor_spec *spec, int draw)
+/* A factor of the deviation that the case has. */
+static double size_of(const assay_tensor_spec *spec, int draw, double deviation)
 {
     static const double sizes[] = {0.1, 1, 10};
     if (draw == 0) return 1;
-    if (draw == 1) return spec->shape.rank <= 1 ? 0.1 : 1;
+    if (draw == 1) return spec->shape.rank <= 1 ? 0.1 / fmax(deviation, 1) : 1;
     if (draw == 2) return 100;
     return sizes[assay_random_bits((uint64_t)draw, spec->path, 0) % 3];
 }
@@ -27,7 +28,7 @@ static assay_status draw_again(assay_context *ctx, const assay_plan *plan, int d
     assay_fill fill = given != NULL ? given->fill : entry->fill;
     const uint64_t seed = plan->c->seed + 1 + (uint64_t)draw;
     if (entry->derived || entry->format != NULL || fill.distribution == ASSAY_VALUES) return ASSAY_OK;
-    if (fill.distribution == ASSAY_NORMAL) fill.scale *= size_of(&tensor->spec, draw);
+    if (fill.distribution == ASSAY_NORMAL) fill.scale *= size_of(&tensor->spec, draw, fill.scale);
     if (tensor->indices != NULL)
         return assay_random_fill_i32(ctx, &fill, seed, tensor->spec.path, &tensor->spec.shape, tensor->indices);
     return assay_random_fill(ctx, &fill, seed, tensor->spec.path, &tensor->spec.shape, tensor->spec.type, 0,

@@ -339,7 +339,7 @@ TEST(what_changes_nothing_is_equivalent)
 }
 
 static const char CROWDED[] = "case: test/crowded\nop: program\nsizes: {T: 8, E: 6, K: 1}\ninputs: {x: [T, E]}\n"
-                              "weights: {bias: {axes: [E], scale: 40}}\n"
+                              "weights: {bias: {axes: [E], scale: 1000}}\n"
                               "steps:\n  b: add(x, bias)\n  ids: top_k(b, \"E->K\")\n"
                               "outputs:\n  y: pick(x, ids)\nprofiles: [f32]\n";
 
