@@ -16,12 +16,6 @@ typedef struct problem {
     double *p, *ds;                      /* [BLOCK,LENGTH] */
 } problem;
 
-static assay_status run_attention(assay_context *ctx, void *self)
-{
-    problem *t = self;
-    return bench_case_run_bare(ctx, &t->own);
-}
-
 /* c [BLOCK,keys] = a [BLOCK,width] b [keys,width]^T */
 static assay_matmul_args scores(double *c, const double *a, const double *b, int64_t keys, int64_t width)
 {
@@ -85,7 +79,7 @@ assay_status bench_attention(assay_context *ctx, bench_report *report)
     enum { ARRAYS = sizeof arrays / sizeof *arrays };
     TRY(bench_case_open(ctx, &settings, &t.own));
     TRY(bench_alloc(ctx, arrays, ARRAYS));
-    const bench_pair pair = {"causal: S 4096, N 2, Dq 192, Dv 128", run_attention, run_products,
+    const bench_pair pair = {"causal: S 4096, N 2, Dq 192, Dv 128", bench_case_run_bare, run_products,
                              bench_case_gigaflop(&t.own), TARGET};
     bench_heading("Attention, forward and backward, against its bare products", "attention", "OpenBLAS", "GFLOP/s");
     TRY(bench_lines(ctx, report, &pair, &t));

@@ -25,7 +25,7 @@ assay_status bench_case_plan(assay_context *ctx, const bench_settings *settings,
 assay_status bench_case_open(assay_context *ctx, const bench_settings *settings, bench_case *b);
 void bench_case_close(bench_case *b);
 
-/* A bench_case, forward and backward, whose results are kept. */
+/* A bench_case, or what begins with one, forward and backward, whose results are kept. */
 assay_status bench_case_run(assay_context *ctx, void *self);
 /* The same, but results go nowhere: what becomes of them is not the operation's time. */
 assay_status bench_case_run_bare(assay_context *ctx, void *self);

@@ -1,6 +1,6 @@
 /* A bfloat16 candidate held against a golden with its error scales, 1 GB of both, as the command does: files of others
- * are tried in a process of their own first, and the golden's checksums checked. Against reading the same files, and
- * against the same comparison without the one and the other. */
+ * are tried in a process of their own first, and the golden's checksums checked. Against the same comparison without
+ * the one and the other. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -16,7 +16,6 @@ static const double LIMIT = 0.9; /* checks may take a tenth of the time */
 
 typedef struct pair {
     char folder[256], golden[300], candidate[300];
-    double *values; /* [BENCH_SLICE] */
 } pair;
 
 static assay_tensor_spec tensor(const void *self, int index)
@@ -64,54 +63,25 @@ static assay_status run_bare(assay_context *ctx, void *self)
     return compare(ctx, self, false, true);
 }
 
-static assay_status read_file(assay_context *ctx, const pair *p, const char *path)
-{
-    assay_fixture_reader *reader = NULL;
-    assay_status status;
-    TRY(assay_fixture_open(ctx, path, &reader));
-    for (int i = 0; i < assay_fixture_count(reader); i++) {
-        const assay_tensor_spec *spec = assay_fixture_spec(reader, i);
-        if (assay_shape_count(&spec->shape) != ROWS * COLUMNS) continue; /* the null distributions */
-        for (int64_t first = 0; first < ROWS * COLUMNS; first += BENCH_SLICE)
-            TRY(assay_fixture_read(ctx, reader, spec->path, first, BENCH_SLICE, p->values));
-    }
-cleanup:
-    assay_fixture_close(reader);
-    return status;
-}
-
-static assay_status run_reading(assay_context *ctx, void *self)
-{
-    const pair *p = self;
-    const assay_status status = read_file(ctx, p, p->golden);
-    return status == ASSAY_OK ? read_file(ctx, p, p->candidate) : status;
-}
-
 assay_status bench_compare(assay_context *ctx, bench_report *report)
 {
     const double gigabytes = 1e-9 * (double)(ROWS * COLUMNS) * (sizeof(double) + sizeof(float) + 2);
-    const bench_pair reading = {"bf16 [36864,2048] with error scales and null", run_compare, run_reading, gigabytes, 0},
-                     isolation = {"files tried in a process of their own", run_isolated, run_bare, gigabytes, LIMIT},
+    const bench_pair isolation = {"files tried in a process of their own", run_isolated, run_bare, gigabytes, LIMIT},
                      checks = {"that, and the golden's checksums", run_compare, run_bare, gigabytes, LIMIT};
     const bench_files files = {.count = 1, .tensor = tensor};
     pair p = {0};
-    const bench_array values = {&p.values, BENCH_SLICE};
     assay_status status;
     TRY(bench_folder(ctx, p.folder, sizeof p.folder));
     snprintf(p.golden, sizeof p.golden, "%s/golden.h5", p.folder);
     snprintf(p.candidate, sizeof p.candidate, "%s/candidate.h5", p.folder);
-    TRY(bench_alloc(ctx, &values, 1));
     TRY(bench_write_file(ctx, &files, true, p.golden));
     TRY(bench_write_file(ctx, &files, false, p.candidate));
-    bench_heading("Comparison of a candidate with a golden", "compare", "reading", "GB/s");
-    TRY(bench_lines(ctx, report, &reading, &p));
-    bench_heading("What isolation and checksums cost a comparison", "with", "without", "GB/s");
+    bench_heading("Comparison of bf16 [36864,2048] with error scales and null", "checked", "bare", "GB/s");
     TRY(bench_lines(ctx, report, &isolation, &p));
     TRY(bench_lines(ctx, report, &checks, &p));
 cleanup:
     unlink(p.golden);
     unlink(p.candidate);
     rmdir(p.folder);
-    bench_free(&values, 1);
     return status;
 }

@@ -24,12 +24,6 @@ static const assay_tensor *tensor(const problem *m, const char *path)
     return assay_tensor_set_find(&m->own.tensors, path);
 }
 
-static assay_status run_block(assay_context *ctx, void *self)
-{
-    problem *m = self;
-    return bench_case_run_bare(ctx, &m->own);
-}
-
 /* The nine products of an expert, with its rows at `first`. */
 static assay_status multiply_expert(assay_context *ctx, const problem *m, int64_t expert, int64_t first)
 {
@@ -77,7 +71,7 @@ assay_status bench_moe(assay_context *ctx, bench_report *report)
     TRY(bench_case_open(ctx, &settings, &m.own));
     TRY(bench_alloc(ctx, arrays, ARRAYS));
     TRY(bench_case_run(ctx, &m.own)); /* for the sizes of groups */
-    const bench_pair pair = {"sparse: D 1024, H 512, E 32, K 4, T 1024", run_block, run_products,
+    const bench_pair pair = {"sparse: D 1024, H 512, E 32, K 4, T 1024", bench_case_run_bare, run_products,
                              bench_case_gigaflop(&m.own), TARGET};
     bench_heading("MoE block, forward and backward, against its bare products", "block", "OpenBLAS", "GFLOP/s");
     TRY(bench_lines(ctx, report, &pair, &m));

@@ -57,12 +57,6 @@ static void end(problem *p)
     *p = (problem){0};
 }
 
-static assay_status run_ours(assay_context *ctx, void *self)
-{
-    problem *p = self;
-    return bench_case_run(ctx, &p->own);
-}
-
 static assay_status ask(assay_context *ctx, const problem *p, assay_backend_end *answer)
 {
     return assay_backend_server_ask(ctx, p->peer, p->golden, "", p->log, SECONDS, answer);
@@ -106,7 +100,7 @@ assay_status bench_torch(assay_context *ctx, bench_report *report)
         ctx->threads = 2;
         TRY(make(ctx, &lines[i], &p));
         for (int library = 0; library < 2; library++) {
-            const bench_pair pair = {lines[i].what, run_ours, run_peer, bench_case_gigaflop(&p.own),
+            const bench_pair pair = {lines[i].what, bench_case_run, run_peer, bench_case_gigaflop(&p.own),
                                      library == 0 ? TARGET : 0};
             bench_heading("Forward and backward in float64, all gradients kept", "assay", libraries[library],
                           "GFLOP/s");
