@@ -396,3 +396,20 @@ TEST_WITH_CONTEXT(test_damaged_candidate)
     rmdir(folder);
     free_fixture(&candidate);
 }
+
+TEST(test_no_memory)
+{
+    OWNED_BY(trial_free) trial t = trial_of("bf16", 1e-3);
+    add_tensor(&t.candidate, "outputs/unknown", ASSAY_INT32, 1, DIMS(3), 0.0);
+    int64_t n = 0;
+    for (bool done = false; !done; n++) {
+        OWNED_BY(close_reader) assay_fixture_reader *golden = NULL, *candidate = NULL;
+        open_fixtures(&t.ctx, &t.golden, &t.candidate, &golden, &candidate);
+        assay_fail_allocation(n);
+        const assay_status status =
+            assay_compare(&t.ctx, golden, candidate, assay_profile_by_name("bf16"), 1e-6, (assay_order){0}, &t.report);
+        done = had_memory(&t.ctx, status);
+        assert_true(done ? t.report.verdict == ASSAY_FAIL : t.report.tensors == NULL);
+    }
+    assert_true(n > 5);
+}

@@ -170,3 +170,19 @@ TEST_WITH_CONTEXT(reports_have_it)
     compare_fixtures(&ctx, &golden, &candidate, "bf16", &report);
     assert_string_equal(report.diagnosis, "");
 }
+
+TEST(out_of_memory_leaves_nothing_behind)
+{
+    int64_t n = 0;
+    for (;; n++) {
+        assay_context ctx = {.threads = 1};
+        wrong w;
+        char text[256];
+        make(&w);
+        experts_exchanged(&w);
+        assay_fail_allocation(n);
+        const assay_status status = assay_diagnose_tensor(&ctx, &w.t, text, sizeof text);
+        if (had_memory(&ctx, status)) break;
+    }
+    assert_true(n > 2);
+}

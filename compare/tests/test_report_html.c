@@ -301,3 +301,20 @@ TEST_WITH_CONTEXT(pictures_are_limited)
     assert_non_null(report.pictures[TENSORS - 1]);
     assert_null(report.pictures[TENSORS - 2]);
 }
+
+TEST(out_of_memory_leaves_nothing_behind)
+{
+    pair p;
+    int64_t n = 0;
+    make_pair(&p);
+    for (;; n++) {
+        assay_report report = {0};
+        assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, (assay_order){0}, &report));
+        assay_fail_allocation(n);
+        const assay_status status = assay_pictures_draw(&p.ctx, p.golden, p.candidate, p.profile, &report);
+        assay_report_free(&report);
+        if (had_memory(&p.ctx, status)) break;
+    }
+    assert_true(n > 3);
+    close_pair(&p);
+}

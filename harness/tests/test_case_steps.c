@@ -109,3 +109,32 @@ TEST_WITH_CONTEXT(other_operations_are_refused)
     assert_null(steps);
     assert_non_null(strstr(ctx.message, "op is moe, which has no steps; expected one of "));
 }
+
+TEST_WITH_CONTEXT(out_of_memory_leaves_nothing_behind)
+{
+    OWNED_BY(free_case) assay_case *c = case_named("deepseek_stack/three-layers", NULL);
+    assay_steps *steps;
+    size_t size = 0;
+    int64_t n = 0;
+    for (;; n++) {
+        assay_fail_allocation(n);
+        const assay_status status = assay_case_steps(&ctx, c, false, &steps);
+        if (had_memory(&ctx, status)) break;
+        assert_null(steps);
+    }
+    assert_true(n > 3);
+    for (n = 0;; n++) {
+        char *text = NULL;
+        FILE *out = assay_text_open(&text, &size);
+        assert_non_null(out);
+        assay_fail_allocation(n);
+        const bool drawn = assay_steps_draw(out, steps, NULL, 0);
+        const bool whole = assay_text_close(out, &text) && drawn;
+        assert_int_equal(whole, !assay_allocation_failed());
+        assay_fail_allocation(-1);
+        free(text);
+        if (whole) break;
+    }
+    assert_true(n >= 4);
+    assay_steps_free(steps);
+}

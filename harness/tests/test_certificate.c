@@ -368,3 +368,21 @@ TEST_IN_FOLDER(nothing_is_written_without)
         assert_true(assay_role_is_input(assay_fixture_spec(reader, i)->role));
     }
 }
+
+TEST_IN_FOLDER(out_of_memory_leaves_nothing_behind)
+{
+    int64_t n = 0;
+    trial p;
+    problem_from(&p, "case: b\nop: moe\nmodel: deepseek3-tiny\nconfig: {base_emb_dim: 3, base_moe_mlp_dim: 2,"
+                     " num_experts: 2, num_experts_per_tok: 1}\ngradients: [inputs/x]\nprofiles: none\n");
+    p.ctx.threads = 1;
+    assert_ok(&p.ctx, assay_plan_certify(&p.ctx, &p.plan, 1));
+    for (;; n++) {
+        assay_fail_allocation(n);
+        assay_status status = assay_golden_write(&p.ctx, &p.plan, folder->file, NULL, true);
+        if (had_memory(&p.ctx, status)) break;
+        assert_int_equal(folder_count(folder->path, false), 0);
+    }
+    assert_true(n > 100);
+    trial_close(&p);
+}

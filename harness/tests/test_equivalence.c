@@ -447,3 +447,21 @@ TEST_WITH_CONTEXT(forms_with_nothing_in_common_are_refused)
                      ASSAY_INTERNAL);
     assert_message(&ctx, "no tensor in common");
 }
+
+TEST_WITH_CONTEXT(no_memory_is_reported)
+{
+    OWNED_BY(free_case) assay_case *c = case_from(moe);
+    const assay_equivalence *e = assay_equivalence_by_name("fused-unfused");
+    for (int64_t n = 0;; n++) {
+        assay_form one = {0};
+        assay_equivalence_result result = {0};
+        assay_fail_allocation(n);
+        assay_status status = assay_form_evaluate(&ctx, c, assay_profile_by_name("f64"), &one);
+        if (status == ASSAY_OK) status = assay_equivalence_check(&ctx, &one, e, &result);
+        assay_form_free(&one);
+        if (had_memory(&ctx, status)) {
+            assert_true(result.applies && result.holds);
+            break;
+        }
+    }
+}

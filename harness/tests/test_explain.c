@@ -627,3 +627,23 @@ TEST_IN_FOLDER(same_for_any_number_of_threads)
     assert_string_equal(texts[0], texts[1]);
     assert_string_equal(texts[0], texts[2]);
 }
+
+TEST_IN_FOLDER(failing_allocations)
+{
+    fixture f;
+    start(&f, folder, "rms_norm/one-row", "profiles=[f32]", "f32");
+    for (int64_t n = 0;; n += n < 100 ? 1 : 61) {
+        assay_report report;
+        assay_tensor_set results = make(&f, "epsilon_other");
+        assay_fail_allocation(n);
+        const assay_status status = try_explain(&f, &results, &report);
+        assay_fail_allocation(-1);
+        const bool said = strncmp(report.explanation, "not tried: ", 11) == 0;
+        assert_true(said || report.explained_count > 0 || status != ASSAY_OK);
+        assay_report_free(&report);
+        assay_tensor_set_free(&results);
+        if (!assay_allocation_failed()) break;
+        assert_int_equal(status, said ? ASSAY_OK : ASSAY_NO_MEMORY);
+    }
+    trial_close(&f.t);
+}

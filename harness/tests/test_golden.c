@@ -328,3 +328,29 @@ TEST_IN_FOLDER(a_case_that_overflows_gives_no_golden)
         assert_int_equal(folder_count(folder->path, false), 0);
     }
 }
+
+/* Allocations fail one by one, in planning and in writing. */
+TEST_IN_FOLDER(out_of_memory_leaves_nothing_behind)
+{
+    static const char *const tiny[] = {
+        "case: a\nop: rms_norm\nconfig: {base_emb_dim: 3}\nprofiles: [f32]\n",
+        "case: b\nop: moe\nmodel: deepseek3-tiny\nconfig: {base_emb_dim: 3, base_moe_mlp_dim: 2, num_experts: 2,"
+        " num_experts_per_tok: 1}\nprofiles: [f32]\n",
+        "case: c\nop: routing\nmodel: deepseek3-tiny\nconfig: {base_emb_dim: 3, num_experts: 2, num_experts_per_tok: 1}"
+        "\nprofiles: [bf16]\n",
+    };
+    for (size_t i = 0; i < sizeof tiny / sizeof *tiny; i++) {
+        assay_context ctx = assay_context_default(1);
+        OWNED_BY(free_case) assay_case *c = case_from(tiny[i]);
+        int64_t n = 0;
+        /* after the golden and some members of its ensembles: the others allocate what these do */
+        for (;; n += n < 400 ? 1 : 41) {
+            assay_fail_allocation(n);
+            assay_status status = try_golden(&ctx, c, folder->file, NULL);
+            if (had_memory(&ctx, status)) break;
+            assert_int_equal(folder_count(folder->path, false), 0);
+        }
+        assert_true(n > 20);
+        assert_int_equal(folder_count(folder->path, true), 1);
+    }
+}

@@ -417,3 +417,18 @@ TEST_IN_FOLDER_WITH_CONTEXT(refusals)
     assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
     assert_int_equal(assay_plan_mutants(&ctx, &plan), ASSAY_BAD_INPUT);
 }
+
+TEST_IN_FOLDER(failing_allocations)
+{
+    trial f;
+    start(&f, folder, "rms_norm/one-row", "profiles=[f32]", false);
+    for (int64_t n = 0;; n += n < 100 ? 1 : 61) {
+        assay_power_test found = {0};
+        assay_fail_allocation(n);
+        const assay_status status =
+            assay_power_test_run(&f.ctx, &f.plan, &f.golden, assay_profile_by_name("f32"), 1e-6, NULL, &found);
+        assay_power_test_free(&found);
+        if (had_memory(&f.ctx, status)) break;
+    }
+    trial_close(&f);
+}

@@ -678,3 +678,17 @@ TEST(what_a_norm_reads_in_registers_is_not_rounded)
     assert_true(near > 0 && near < 0.01 * norm);
     assert_true(near_layer > 0 && near_layer < 0.01 * layer);
 }
+
+TEST(without_memory_nothing_is_read)
+{
+    for (int64_t n = 0;; n++) {
+        assay_context ctx = assay_context_default(1);
+        assay_case *cases = NULL;
+        int count = 0;
+        assay_fail_allocation(n);
+        const assay_status status = assay_cases_parse(&ctx, "test.yml", SMALL, strlen(SMALL), &cases, &count);
+        const bool done = had_memory(&ctx, status);
+        assay_cases_free(cases, count);
+        if (done) break;
+    }
+}
