@@ -1,7 +1,6 @@
 /* To be loaded before the C library (LD_PRELOAD). Allocations are counted, in each process by itself: that which is started is
  * process 0, its copies 0.1, 0.2 and so on, their copies 0.1.1; what copy 0.1 becomes (exec) is 0.1+.
- * MEMORY_LIST=FILE: PROCESS:NUMBER of the first allocation of each distinct call stack is written there, a line each, and whether the
- * program asks for it or a library; which
+ * MEMORY_LIST=FILE: PROCESS:NUMBER of the first allocation of each distinct call stack is written there, a line each; which
  * there were is in MEMORY_MET=FILE, of 8 STACKS zeros, that all processes share. MEMORY_FAILS=PROCESS:NUMBER: that one
  * fails; with MEMORY_ON set, all from then on, in that process and its later copies. MEMORY_NOTE=FILE: what failed, as
  * MODULE+OFFSET of the stack's frames, and with MEMORY_CRASH set what a crash came from. */
@@ -9,7 +8,6 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <link.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
@@ -81,21 +79,6 @@ static uint64_t hash_of(const stack *s)
     return hash == 0 ? 1 : hash;
 }
 
-/* Whether the program asks itself: what stands below this library and the C library is its own code. */
-static bool is_of_program(const stack *s)
-{
-    struct dl_find_object ours, libc;
-    if (_dl_find_object((void *)(uintptr_t)is_of_program, &ours) != 0) return false;
-    if (_dl_find_object((void *)(uintptr_t)__libc_malloc, &libc) != 0) return false;
-    for (int i = 0; i < s->count; i++) {
-        struct dl_find_object found;
-        if (_dl_find_object((void *)s->frames[i], &found) != 0) return false;
-        if (found.dlfo_map_start == ours.dlfo_map_start || found.dlfo_map_start == libc.dlfo_map_start) continue;
-        return found.dlfo_link_map->l_name[0] == '\0';
-    }
-    return false;
-}
-
 static void list_stack(long number)
 {
     stack s = {.count = 0};
@@ -107,10 +90,7 @@ static void list_stack(long number)
         if (atomic_compare_exchange_strong(&met[at], &there, hash)) break;
         if (there == hash) return;
     }
-    if (write(list, line,
-              (size_t)snprintf(line, sizeof line, "%s:%ld %s\n", process, number,
-                               is_of_program(&s) ? "program" : "library")) < 0)
-        return;
+    if (write(list, line, (size_t)snprintf(line, sizeof line, "%s:%ld\n", process, number)) < 0) return;
 }
 
 static bool fails(void)

@@ -3,8 +3,7 @@
 usage: failing_memory.py PROGRAM LIBRARY EXAMPLE [COUNT] [COMMAND]
 
 LIBRARY is failing_memory.c, EXAMPLE the example backend. N goes over the first allocation of each distinct call stack, or over
-COUNT of them (0, the default: all; program: those in which the program asks itself), and in the processes that the command starts
-over as many again; in COMMAND alone where it
+COUNT of them (0, the default: all), and in the processes that the command starts over as many again; in COMMAND alone where it
 is named. A run must end as it would have, or with status 2 and one line; what it wrote must be whole, and its temporary folder
 empty. Where a library below us dies, assay says so in its line: those are counted, with where they died. What fails in the
 backend's process, or while its candidate is tried in one, may fail the case: it cannot be told from what a backend does.
@@ -108,7 +107,7 @@ class Sweep:
             said = [text.replace(str(folder).encode(), b"FOLDER") for text in (done.stdout, done.stderr)]
             return done.returncode, TIMES.sub(b" TIME", said[0]), said[1], content(made), sorted(os.listdir(temporary))
 
-    def stacks(self, command: Command, of_program: bool) -> tuple[list[str], list[str]]:
+    def stacks(self, command: Command) -> tuple[list[str], list[str]]:
         """PROCESS:NUMBER of the process itself, and of those that it starts"""
         with tempfile.NamedTemporaryFile(dir=self.work) as listed, tempfile.NamedTemporaryFile(dir=self.work) as met:
             met.truncate(8 * STACKS)
@@ -116,8 +115,7 @@ class Sweep:
             if error or left:
                 raise SystemExit(f"{command.name}: status {status}, {error!r}, left {left}")
             command.result = (status, out, made)
-            pairs = [line.split() for line in Path(listed.name).read_text().splitlines()]
-            lines = [number for number, by in pairs if by == "program" or not of_program]
+            lines = Path(listed.name).read_text().split()
             own = [line for line in lines if line.startswith("0:")]
             return own, sorted(set(lines) - set(own))
 
@@ -186,9 +184,9 @@ class Sweep:
             else:
                 tally.wrong.append(f"status {status}, {lines}: {what}\n    in {' < '.join(names[:8])}")
 
-    def sweep(self, command: Command, count: int, of_program: bool) -> Tally:
+    def sweep(self, command: Command, count: int) -> Tally:
         tally = Tally()
-        own, copies = self.stacks(command, of_program)
+        own, copies = self.stacks(command)
         draw = random.Random(count)
         chosen = [n for some in (own, copies) for n in (some if count == 0 else draw.sample(some, min(count, len(some))))]
         tasks = [({"MEMORY_FAILS": n} | ({"MEMORY_ON": "1"} if on else {})) for n in chosen for on in (False, True)]
@@ -230,15 +228,14 @@ def main() -> int:
     if is_sanitized(assay):
         print("a sanitizer must be loaded first: nothing is tried")
         return 0
-    of_program = sys.argv[4:5] == ["program"]
-    count = int(sys.argv[4]) if len(sys.argv) > 4 and not of_program else 0
+    count = int(sys.argv[4]) if len(sys.argv) > 4 else 0
     commands = [c for c in COMMANDS if len(sys.argv) <= 5 or c.name == sys.argv[5]]
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder, "data")
         data.mkdir()
         prepare(assay, example, data)
         sweep = Sweep(assay, str(Path(library).resolve()), example, data, Path(folder))
-        tallies = [sweep.sweep(command, count, of_program) for command in commands]
+        tallies = [sweep.sweep(command, count) for command in commands]
     tried, wrong = sum(t.tried for t in tallies), sum(len(t.wrong) for t in tallies)
     print(
         f"{tried} runs with failing allocations, {sum(t.with_message for t in tallies)} with a message, "
