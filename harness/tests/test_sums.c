@@ -105,6 +105,7 @@ static const results_of NO_SUMS[] = {
     {"program/cross-entropy-padded", "checkpoints/counts"},
     {"program/cross-entropy-padded", "outputs/[at]*"},
     {"program/cross-entropy-padded", "gradients/weights/table"},
+    {"program/moe-sorted", "checkpoints/rows"}, /* gathered */
     {"program/cast", "checkpoints/n"},
     {"program/cast", "outputs/p"},
     {"program/erf-gelu", "*"},
