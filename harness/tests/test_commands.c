@@ -136,3 +136,19 @@ TEST_IN_FOLDER(error_scales_are_verified_by_their_model)
         if (exit_code != table[i].exit_code) fail_msg("row %zu: %d", i, exit_code);
     }
 }
+
+TEST_IN_FOLDER(no_memory_is_no_verdict)
+{
+    char *path;
+    int exit_code;
+    int64_t step = 1, n = 0;
+    const assay_options options = options_of(folder, &path);
+    for (;; n += step) {
+        assay_context ctx = assay_context_default(1);
+        assay_fail_allocation(n);
+        const assay_status status = run(&ctx, &assay_command_verify, &options, &exit_code);
+        if (had_memory(&ctx, status)) break;
+        if (n > 300) step = 37;
+    }
+    assert_true(n > 100);
+}

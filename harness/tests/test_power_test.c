@@ -432,3 +432,19 @@ TEST_IN_FOLDER(failing_allocations)
     }
     trial_close(&f);
 }
+
+TEST_IN_FOLDER(failing_allocations_by_stage)
+{
+    trial f;
+    start(&f, folder, "mla/small", "profiles=[bf16]", false);
+    f.plan.by_stage = &assay_stages_judge;
+    for (int64_t n = 0;; n += 1699) {
+        assay_power_test found = {0};
+        assay_fail_allocation(n);
+        const assay_status status =
+            assay_power_test_run(&f.ctx, &f.plan, &f.golden, assay_profile_by_name("bf16"), 1e-6, NULL, &found);
+        assay_power_test_free(&found);
+        if (had_memory(&f.ctx, status)) break;
+    }
+    trial_close(&f);
+}
