@@ -5,17 +5,16 @@
 #include <string.h>
 
 #include "cases/case_internal.h"
+#include "oracle/base/memory.h"
 
 assay_status assay_text_list_append(assay_context *ctx, assay_text_list *list, const char *text, size_t length)
 {
-    char **items = realloc(list->items, ((size_t)list->count + 1) * sizeof *items);
-    if (items == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a list of %d texts", list->count + 1);
-    list->items = items;
+    MUST(assay_grow(ctx, "a list of texts", list->count + 1, sizeof *list->items, &list->items));
     char *item = malloc(length + 1);
     if (item == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a text of %zu bytes", length);
     memcpy(item, text, length);
     item[length] = '\0';
-    items[list->count++] = item;
+    list->items[list->count++] = item;
     return ASSAY_OK;
 }
 

@@ -175,10 +175,8 @@ static assay_status place_input(assay_context *ctx, assay_case *c, const char *p
         *place = &c->inputs[i];
         if (strcmp(c->inputs[i].path, path) == 0) return ASSAY_OK;
     }
-    assay_case_input *inputs = realloc(c->inputs, ((size_t)c->input_count + 1) * sizeof *inputs);
-    if (inputs == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for %d inputs", c->input_count + 1);
-    c->inputs = inputs;
-    *place = &inputs[c->input_count++];
+    MUST(assay_grow(ctx, "the case's inputs", c->input_count + 1, sizeof *c->inputs, &c->inputs));
+    *place = &c->inputs[c->input_count++];
     **place = (assay_case_input){0};
     return ASSAY_OK;
 }

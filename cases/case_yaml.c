@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "cases/case_internal.h"
+#include "oracle/base/memory.h"
 
 /* mesh and positions: mappings of whole numbers. */
 static assay_status read_section(const assay_yaml *y, assay_case *c, const char *part, const yaml_node_t *node)
@@ -87,14 +88,12 @@ static assay_status read_case(const assay_yaml *y, const yaml_node_t *root, assa
 static assay_status append_case(const assay_yaml *y, const yaml_node_t *root, void *arg)
 {
     assay_case_list *list = arg;
-    assay_case *cases = realloc(list->cases, ((size_t)list->count + 1) * sizeof *cases);
-    if (cases == NULL) return assay_fail(y->ctx, ASSAY_NO_MEMORY, "%s: no memory for its cases", y->origin);
-    list->cases = cases;
-    MUST(assay_case_init(y->ctx, &cases[list->count]));
+    MUST(assay_grow(y->ctx, "the cases of a file", list->count + 1, sizeof *list->cases, &list->cases));
+    MUST(assay_case_init(y->ctx, &list->cases[list->count]));
     list->count++;
     assay_yaml own = *y;
     own.stored = list->stored;
-    return read_case(&own, root, &cases[list->count - 1]);
+    return read_case(&own, root, &list->cases[list->count - 1]);
 }
 
 static assay_status parse(assay_context *ctx, const char *origin, const char *text, size_t size, bool stored,

@@ -7,16 +7,15 @@
 #include <sys/stat.h>
 
 #include "cases/case_internal.h"
+#include "oracle/base/memory.h"
 
 #define SEPARATOR "\n---\n"
 
 /* Moves the cases of `more` to the end of `list`. */
 static assay_status append_cases(assay_context *ctx, assay_case_list *list, assay_case *more, int count)
 {
-    assay_case *cases = realloc(list->cases, (size_t)(list->count + count) * sizeof *cases);
-    if (cases == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for %d cases", list->count + count);
-    list->cases = cases;
-    memcpy(cases + list->count, more, (size_t)count * sizeof *more);
+    MUST(assay_grow(ctx, "the list of cases", list->count + count, sizeof *list->cases, &list->cases));
+    memcpy(list->cases + list->count, more, (size_t)count * sizeof *more);
     memset(more, 0, (size_t)count * sizeof *more); /* they belong to the list now */
     list->count += count;
     return ASSAY_OK;
@@ -174,11 +173,7 @@ assay_status assay_cases_find(assay_context *ctx, int pattern_count, char *const
         if (*count > 0) goto cleanup;
     }
     TRY(assay_catalogue(ctx, &catalogue.cases, &catalogue.count));
-    wanted = calloc((size_t)catalogue.count + 1, sizeof *wanted);
-    if (wanted == NULL) {
-        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory to choose among %d cases", catalogue.count);
-        goto cleanup;
-    }
+    TRY(assay_alloc_list(ctx, "the choice of cases", catalogue.count + 1, sizeof *wanted, &wanted));
     for (int i = 0; i < pattern_count; i++) {
         if (was_before(i, patterns) || mark_matches(&catalogue, patterns[i], wanted)) continue;
         TRY(append_file(ctx, &catalogue, patterns[i], &from_files));

@@ -271,8 +271,7 @@ static bool is_unknown(const assay_fixture_reader *golden, assay_order order, co
 static assay_status find_unknown(assay_context *ctx, const assay_comparison *c, assay_order order, assay_report *report)
 {
     int total = assay_fixture_count(c->candidate);
-    report->unknown = calloc((size_t)total + 1, sizeof *report->unknown);
-    if (report->unknown == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of unknown datasets");
+    MUST(assay_alloc_list(ctx, "the list of unknown datasets", total + 1, sizeof *report->unknown, &report->unknown));
     for (int i = 0; i < total; i++) {
         const assay_tensor_spec *spec = assay_fixture_spec(c->candidate, i);
         if (!is_unknown(c->golden, order, spec)) continue;

@@ -99,8 +99,7 @@ assay_status assay_pictures_draw(assay_context *ctx, assay_fixture_reader *golde
     assay_status status = ASSAY_OK;
     buffers b = {0};
     int drawn = 0;
-    report->pictures = calloc((size_t)report->count + 1, sizeof *report->pictures);
-    if (report->pictures == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for pictures");
+    MUST(assay_alloc_list(ctx, "pictures", report->count + 1, sizeof *report->pictures, &report->pictures));
     TRY(assay_alloc_f64(ctx, "values of the golden", ASSAY_CHUNK, &b.golden));
     TRY(assay_alloc_f64(ctx, "values of the candidate", ASSAY_CHUNK, &b.candidate));
     TRY(assay_alloc_f64(ctx, "error scales", ASSAY_CHUNK, &b.scale));

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cases/yaml_reader.h"
+#include "oracle/base/memory.h"
 
 enum { LEAST_BITS = 2, MOST_BITS = 52, LONGEST = 1 << 30, MOST_ULPS = 1 << 20 };
 
@@ -270,8 +271,7 @@ assay_status assay_profiles_of_golden(assay_context *ctx, const assay_fixture_re
     *count = 0;
     const int total = assay_fixture_texts(golden, "profiles", &texts);
     if (total == 0) return ASSAY_OK;
-    *profiles = calloc((size_t)total, sizeof **profiles);
-    if (*profiles == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the golden's profiles");
+    MUST(assay_alloc_list(ctx, "the golden's profiles", total, sizeof **profiles, profiles));
     for (int i = 0; i < total; i++) {
         TRY(assay_profile_parse(ctx, "attribute profiles", texts[i], strlen(texts[i]), &(*profiles)[i]));
         (*count)++;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cases/yaml_reader.h"
+#include "oracle/base/memory.h"
 #include "oracle/base/nearest.h"
 
 enum { LONGEST_LINE = 1022 };
@@ -48,16 +49,14 @@ static assay_status add(assay_context *ctx, const char *path, int line, char *te
                           "%s:%d: too long, expected a case below %d and a reason below %zu bytes", path, line,
                           ASSAY_PATH_SIZE, sizeof failures->entries->reason);
     }
-    assay_expected_failure *more = realloc(failures->entries, (size_t)(failures->count + 1) * sizeof *more);
-    if (more == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for %s", path);
-    failures->entries = more;
-    assay_expected_failure *entry = &more[failures->count];
+    MUST(assay_grow(ctx, path, failures->count + 1, sizeof *failures->entries, &failures->entries));
+    assay_expected_failure *entry = &failures->entries[failures->count];
     *entry = (assay_expected_failure){.line = line};
     memcpy(entry->pattern, text, length);
     snprintf(entry->reason, sizeof entry->reason, "%s", reason);
     for (int i = 0; i < failures->count; i++) {
-        if (strcmp(more[i].pattern, entry->pattern) != 0) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s:%d: the case of line %d again", path, line, more[i].line);
+        if (strcmp(failures->entries[i].pattern, entry->pattern) != 0) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s:%d: the case of line %d again", path, line, failures->entries[i].line);
     }
     failures->count++;
     return ASSAY_OK;

@@ -16,6 +16,7 @@
 #include "harness/backends/bounded_log.h"
 #include "harness/backends/process.h"
 #include "oracle/base/clock.h"
+#include "oracle/base/memory.h"
 
 #define PATIENCE 5.0 /* seconds that a server has to end when its input ends */
 static const char PREFIX[] = "assay:";
@@ -266,8 +267,7 @@ cleanup:
 assay_status assay_backend_server_make(assay_context *ctx, const char *command, int64_t memory,
                                        assay_backend_server **server)
 {
-    *server = calloc(1, sizeof **server);
-    if (*server == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the server");
+    MUST(assay_alloc_list(ctx, "the server", 1, sizeof **server, server));
     (*server)->command = command;
     (*server)->memory = memory;
     return ASSAY_OK;

@@ -164,8 +164,7 @@ static void sketches_free(sketches *s)
 
 static assay_status sketches_make(assay_context *ctx, const assay_plan *plan, sketches *s)
 {
-    s->items = calloc((size_t)plan->list.sketched_count + 1, sizeof *s->items);
-    if (s->items == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of sketches");
+    MUST(assay_alloc_list(ctx, "the list of sketches", plan->list.sketched_count + 1, sizeof *s->items, &s->items));
     for (int i = 0; i < plan->list.sketched_count; i++) {
         s->count++;
         MUST(assay_sketch_start(ctx, &plan->list.sketched[i], plan->c->sketch_above, plan->c->seed, &s->items[i]));
@@ -306,9 +305,7 @@ assay_status assay_plan_certify(assay_context *ctx, assay_plan *plan, int64_t bu
     if (scope.left_out[0] != '\0') {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: its certificate %s", plan->c->name, scope.left_out);
     }
-    assay_tensor_spec *more = realloc(plan->specs, ((size_t)results * 2 + 1) * sizeof *more);
-    if (more == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
-    plan->specs = more;
+    MUST(assay_grow(ctx, "the list of datasets", 2 * results + 1, sizeof *plan->specs, &plan->specs));
     for (int i = 0; i < results; i++) {
         assay_tensor_spec spec;
         const assay_tensor_role role = plan->specs[i].role;

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "harness/plan/golden_open.h"
+#include "oracle/base/memory.h"
 
 /* What a case costs beside its products, in their unit: processes, files, error scales of small tensors. */
 #define WORK_OF_A_CASE 3e7
@@ -38,28 +39,23 @@ bool assay_is_same_file(const char *one, const char *other)
     return stat(one, &a) == 0 && stat(other, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
+static const char LIST[] = "the list of cases";
+
 /* The golden's case, which moves to the end of the list. */
 static assay_status add_golden(assay_context *ctx, const char *path, assay_chosen *chosen)
 {
     assay_status status;
     assay_golden golden = {0};
-    char *name = strdup(path), **goldens = NULL;
-    assay_case *cases = NULL;
+    char *name = NULL;
     TRY(assay_golden_open(ctx, path, &golden));
-    cases = realloc(chosen->cases, (size_t)(chosen->count + 1) * sizeof *cases);
-    if (cases != NULL) chosen->cases = cases;
-    goldens = realloc(chosen->goldens, (size_t)(chosen->count + 1) * sizeof *goldens);
-    if (goldens != NULL) chosen->goldens = goldens;
-    if (name == NULL || cases == NULL || goldens == NULL) {
-        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of cases");
-        goto cleanup;
-    }
-    cases[chosen->count] = golden.c[0];
+    TRY(assay_grow(ctx, LIST, chosen->count + 1, sizeof *chosen->cases, &chosen->cases));
+    TRY(assay_grow(ctx, LIST, chosen->count + 1, sizeof *chosen->goldens, &chosen->goldens));
+    name = strdup(path);
+    if (name == NULL) TRY(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for %s", LIST));
+    chosen->cases[chosen->count] = golden.c[0];
     golden.c[0] = (assay_case){0};
-    goldens[chosen->count++] = name;
-    name = NULL;
+    chosen->goldens[chosen->count++] = name;
 cleanup:
-    free(name);
     assay_golden_close(&golden);
     return status;
 }
@@ -124,14 +120,13 @@ static assay_status take_goldens(assay_context *ctx, const assay_options *option
 /* Cases before goldens. */
 static assay_status put_before(assay_context *ctx, assay_case *cases, int count, assay_chosen *chosen)
 {
-    const size_t all = (size_t)count + (size_t)chosen->count;
-    assay_case *more = realloc(cases, (all + 1) * sizeof *more);
-    if (more != NULL) cases = more;
-    char **goldens = calloc(all + 1, sizeof *goldens);
-    if (more == NULL || goldens == NULL) {
-        free(goldens);
+    const int all = count + chosen->count;
+    char **goldens = NULL;
+    assay_status status = assay_grow(ctx, LIST, all + 1, sizeof *cases, &cases);
+    if (status == ASSAY_OK) status = assay_alloc_list(ctx, LIST, all + 1, sizeof *goldens, &goldens);
+    if (status != ASSAY_OK) {
         assay_cases_free(cases, count);
-        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of cases");
+        return status;
     }
     if (chosen->count > 0) {
         memcpy(cases + count, chosen->cases, (size_t)chosen->count * sizeof *cases);
@@ -139,17 +134,17 @@ static assay_status put_before(assay_context *ctx, assay_case *cases, int count,
     }
     free(chosen->cases);
     free(chosen->goldens);
-    *chosen = (assay_chosen){.cases = cases, .goldens = goldens, .count = (int)all};
+    *chosen = (assay_chosen){.cases = cases, .goldens = goldens, .count = all};
     return ASSAY_OK;
 }
 
 static assay_status find(assay_context *ctx, const assay_options *options, unsigned how, assay_chosen *chosen)
 {
     static char star[] = "*";
-    OWNED char **names = calloc((size_t)options->argument_count + 1, sizeof *names);
+    OWNED char **names = NULL;
     assay_case *cases = NULL;
     int count = 0, name_count = 0;
-    if (names == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of cases");
+    MUST(assay_alloc_list(ctx, LIST, options->argument_count + 1, sizeof *names, &names));
     if (how & ASSAY_CHOOSE_GOLDENS) {
         MUST(take_goldens(ctx, options, names, &name_count, chosen));
     } else {
@@ -231,8 +226,8 @@ double assay_case_cost(const assay_case *c)
 
 assay_status assay_share_out(assay_context *ctx, const double *work, int count, int parts, int *places)
 {
-    OWNED double *loads = calloc((size_t)parts, sizeof *loads);
-    if (loads == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory to share out %d cases", count);
+    OWNED double *loads = NULL;
+    MUST(assay_alloc_zeros(ctx, "parts of the cases", parts, &loads));
     for (int i = 0; i < count; i++) places[i] = -1;
     for (int done = 0; done < count; done++) {
         int heaviest = -1, least = 0;
@@ -256,11 +251,10 @@ static assay_status take_shard(assay_context *ctx, const assay_options *options,
         return assay_fail(ctx, ASSAY_BAD_INPUT, "--shard %d/%d: there are %d cases to share out", options->shard,
                           options->shards, count);
     }
-    OWNED double *work = calloc((size_t)count, sizeof *work);
-    OWNED int *places = calloc((size_t)count, sizeof *places);
-    if (work == NULL || places == NULL) {
-        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory to share out %d cases", count);
-    }
+    OWNED double *work = NULL;
+    OWNED int *places = NULL;
+    MUST(assay_alloc_zeros(ctx, "parts of the cases", count, &work));
+    MUST(assay_alloc_list(ctx, "parts of the cases", count, sizeof *places, &places));
     for (int i = 0; i < count; i++) MUST(work_of(ctx, &chosen->cases[i], &work[i]));
     MUST(assay_share_out(ctx, work, count, options->shards, places));
     for (int i = 0; i < count; i++) wanted[i] = places[i] == options->shard - 1;
@@ -275,11 +269,7 @@ assay_status assay_choose(assay_context *ctx, const assay_options *options, unsi
     *chosen = (assay_chosen){0};
     TRY(find(ctx, options, how, chosen));
     TRY(check_names(ctx, chosen));
-    wanted = calloc((size_t)chosen->count + 1, sizeof *wanted);
-    if (wanted == NULL) {
-        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory to choose among %d cases", chosen->count);
-        goto cleanup;
-    }
+    TRY(assay_alloc_list(ctx, LIST, chosen->count + 1, sizeof *wanted, &wanted));
     TRY(filter(ctx, options, chosen, wanted));
     for (int i = 0; i < chosen->count; i++) TRY(assay_options_apply(ctx, options, &chosen->cases[i]));
     TRY(take_shard(ctx, options, chosen, wanted));

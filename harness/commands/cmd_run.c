@@ -15,6 +15,7 @@
 #include "harness/commands/run_case.h"
 #include "harness/plan/progress.h"
 #include "oracle/base/leftovers.h"
+#include "oracle/base/memory.h"
 
 /* A signal can say so in no other way. */
 static volatile sig_atomic_t interrupted;
@@ -211,8 +212,7 @@ static assay_status run_firsts(assay_context *ctx, runs *all)
 {
     assay_status status = ASSAY_OK;
     const int count = all->chosen->count;
-    all->firsts = calloc((size_t)count, sizeof *all->firsts);
-    if (all->firsts == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the first runs");
+    MUST(assay_alloc_list(ctx, "the first runs", count, sizeof *all->firsts, &all->firsts));
     assay_progress_start(&all->progress, all->options->quiet, "first runs", count);
     for (int i = count - 1; i >= 0 && status == ASSAY_OK && interrupted == 0; i--) {
         assay_case_run r = {.c = &all->chosen->cases[i], .stored = all->chosen->goldens[i], .server = all->server};
@@ -280,11 +280,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     TRY(assay_run_check(ctx, options, &chosen));
     if (options->keep != NULL && assay_ranks_is_first(options->ranks))
         TRY(assay_backend_folder_make(ctx, options->keep, &kept));
-    all.reports = calloc((size_t)chosen.count, sizeof *all.reports);
-    if (all.reports == NULL) {
-        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the reports");
-        goto cleanup;
-    }
+    TRY(assay_alloc_list(ctx, "the reports", chosen.count, sizeof *all.reports, &all.reports));
     if (options->ranks == NULL) heed_interrupts();
     status = run_cases(ctx, &all);
     if (!assay_ranks_is_first(options->ranks)) goto cleanup;

@@ -13,6 +13,7 @@
 
 #include "fixtures/fixture.h"
 #include "harness/certify/certificate.h"
+#include "oracle/base/memory.h"
 
 enum { COMMON = 1 << 30 };
 
@@ -164,9 +165,8 @@ static assay_status parse_container(assay_context *ctx, const assay_option_row *
 static assay_status parse_set(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
 {
     char *assignment = NULL;
-    void *more = realloc(o->sets, (size_t)(o->set_count + 1) * sizeof *o->sets);
-    if (more != NULL) o->sets = more;
-    if (more == NULL || asprintf(&assignment, "%s%s", strcmp(row->name, "seed") == 0 ? "seed=" : "", value) < 0)
+    MUST(assay_grow(ctx, "the options", o->set_count + 1, sizeof *o->sets, &o->sets));
+    if (asprintf(&assignment, "%s%s", strcmp(row->name, "seed") == 0 ? "seed=" : "", value) < 0)
         return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the options");
     o->sets[o->set_count++] = assignment;
     return ASSAY_OK;

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "compare/steps.h"
+#include "oracle/base/memory.h"
 
 static void pack_steps(const assay_steps *s, FILE *out)
 {
@@ -102,7 +103,6 @@ assay_status assay_report_unpack(assay_context *ctx, const char **at, const char
         return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a report");
     }
     if (packed.stages == NULL) return ASSAY_OK;
-    report->stages = calloc(1, sizeof *report->stages);
-    if (report->stages == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a report");
+    MUST(assay_alloc_list(ctx, "a report", 1, sizeof *report->stages, &report->stages));
     return assay_report_unpack(ctx, at, end, report->stages);
 }

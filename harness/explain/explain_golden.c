@@ -109,18 +109,16 @@ static double excess_of(const assay_tensor_result *r)
     return most;
 }
 
-/* Squares of error / deviation over the tensors that fail, or where a filter alone does over all. */
+/* Squares of error / deviation over the tensors that fail. */
 static double squares_of(const assay_report *plain, const assay_report *report)
 {
-    double failed = 0.0, all = 0.0;
+    double squares = 0.0;
     for (int i = 0; i < plain->count; i++) {
         const assay_tensor_result *r = assay_result_of(report, plain->tensors[i].spec.path);
         if (r == NULL || !r->compared || r->spec.type == ASSAY_INT32) continue;
-        const double squares = r->rms_ratio * r->rms_ratio * (double)r->elements;
-        all += squares;
-        if (plain->tensors[i].verdict == ASSAY_FAIL) failed += squares;
+        if (plain->tensors[i].verdict == ASSAY_FAIL) squares += r->rms_ratio * r->rms_ratio * (double)r->elements;
     }
-    return failed > 0.0 ? failed : all;
+    return squares;
 }
 
 static bool explains_each(const assay_report *plain, const assay_report *found)

@@ -51,8 +51,7 @@ assay_status assay_choices_read(assay_context *ctx, assay_fixture_reader *golden
                                 assay_fixture_reader *candidate, assay_choices *c)
 {
     const int total = assay_fixture_count(golden);
-    c->routers = calloc((size_t)total + 1, sizeof *c->routers);
-    if (c->routers == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of routers");
+    MUST(assay_alloc_list(ctx, "the list of routers", total + 1, sizeof *c->routers, &c->routers));
     for (int i = 0; i < total; i++) {
         const assay_tensor_spec *spec = assay_fixture_spec(golden, i);
         if (!is_choice(spec) || is_input(golden, spec)) continue;

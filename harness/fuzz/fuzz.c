@@ -8,6 +8,7 @@
 #include "harness/fuzz/shrink.h"
 #include "harness/plan/progress.h"
 #include "oracle/base/clock.h"
+#include "oracle/base/memory.h"
 
 /* A tensor that was seen wrong in an operation, and the failure that it was counted to. */
 typedef struct sighting {
@@ -24,16 +25,6 @@ typedef struct sightings {
 static bool stopped(const assay_fuzzing *f)
 {
     return (f->stop != NULL && *f->stop != 0) || (f->stop_after > 0 && f->found_count >= f->stop_after);
-}
-
-static assay_status grow(assay_context *ctx, void *items, int count, size_t size)
-{
-    void *before, *more;
-    memcpy(&before, items, sizeof before);
-    more = realloc(before, ((size_t)count + 1) * size);
-    if (more == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for what was found");
-    memcpy(items, &more, sizeof more);
-    return ASSAY_OK;
 }
 
 /* ---- a new failure ---- */
@@ -75,7 +66,7 @@ static assay_status tell(assay_context *ctx, assay_fuzzing *f, assay_found *foun
 static assay_status add_found(assay_context *ctx, assay_fuzzing *f, int64_t draw, const assay_case *c,
                               const assay_attempt *a)
 {
-    MUST(grow(ctx, &f->found, f->found_count, sizeof *f->found));
+    MUST(assay_grow(ctx, "what was found", f->found_count + 1, sizeof *f->found, &f->found));
     assay_found *found = &f->found[f->found_count];
     *found = (assay_found){.draw = draw, .alike = 1, .reason = a->reason};
     snprintf(found->message, sizeof found->message, "%s", a->message);
@@ -122,7 +113,7 @@ static assay_status take_failure(assay_context *ctx, assay_fuzzing *f, sightings
     int place = find_by_bug(f, a->reason.bug);
     if (place < 0 && s != NULL && a->reason.bug[0] == '\0') place = s->found;
     if (s == NULL) {
-        MUST(grow(ctx, &seen->items, seen->count, sizeof *seen->items));
+        MUST(assay_grow(ctx, "what was found", seen->count + 1, sizeof *seen->items, &seen->items));
         s = &seen->items[seen->count++];
         *s = (sighting){.reason = alike, .times = 1};
         snprintf(s->op, sizeof s->op, "%s", c->op);

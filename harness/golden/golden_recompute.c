@@ -115,11 +115,7 @@ assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, 
     int threads = ctx->threads;
     ctx->threads = assay_plan_threads(ctx, plan);
     assay_progress_start(&sink.progress, quiet, plan->c->name, plan->elements);
-    sink.written = calloc((size_t)plan->spec_count + 1, sizeof *sink.written);
-    if (sink.written == NULL) {
-        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of results");
-        goto cleanup;
-    }
+    TRY(assay_alloc_list(ctx, "the list of results", plan->spec_count + 1, sizeof *sink.written, &sink.written));
     TRY(assay_golden_check_layout(ctx, plan, golden));
     assay_sink out = {.self = &sink, .wants = checking_wants, .write = checking_write, .write_i32 = checking_write_i32};
     TRY(evaluate(ctx, plan, &source, &out, quiet));

@@ -15,11 +15,9 @@ enum { GUARD = 16384, GUARD_BYTE = 0xa5, NAN_BYTE = 0xff, WIDEST = 8 };
 static assay_status take_block(assay_context *ctx, void *self, const char *what, int64_t bytes, void **out)
 {
     assay_host_blocks *b = self;
-    void **items = realloc(b->items, ((size_t)b->count + 1) * sizeof *items);
-    if (items == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the backend's tensors");
-    b->items = items;
+    MUST(assay_grow(ctx, "the backend's tensors", b->count + 1, sizeof *b->items, &b->items));
     const assay_status status = assay_alloc_aligned(ctx, what, bytes, 1, out);
-    if (status == ASSAY_OK) items[b->count++] = *out;
+    if (status == ASSAY_OK) b->items[b->count++] = *out;
     return status;
 }
 

@@ -10,6 +10,7 @@
 #include "harness/judge/case_steps.h"
 #include "harness/judge/vanishing.h"
 #include "harness/version/version.h"
+#include "oracle/base/memory.h"
 
 assay_golden *assay_judged_by(assay_golden *golden, assay_golden *against)
 {
@@ -42,8 +43,7 @@ static assay_status plan_with_stages(assay_context *ctx, assay_golden *golden, c
 static assay_status judge_stages(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
                                  const assay_judging *how, double false_alarm, assay_report *report, assay_stages *by)
 {
-    report->stages = calloc(1, sizeof *report->stages);
-    if (report->stages == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report on stages");
+    MUST(assay_alloc_list(ctx, "the report on stages", 1, sizeof *report->stages, &report->stages));
     return assay_compare_stages(ctx, golden, candidate, how->profile, false_alarm, how->quiet, report->stages, by);
 }
 

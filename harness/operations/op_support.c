@@ -33,11 +33,8 @@ static assay_status append(assay_context *ctx, assay_tensor_list *list, const ch
                            const assay_fill *fill, const assay_dims *dims)
 {
     enum { GROWTH = 16 };
-    if (list->count % GROWTH == 0) {
-        void *more = realloc(list->entries, (size_t)(list->count + GROWTH) * sizeof *list->entries);
-        if (more == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of tensors");
-        list->entries = more;
-    }
+    if (list->count % GROWTH == 0)
+        MUST(assay_grow(ctx, "the list of tensors", list->count + GROWTH, sizeof *list->entries, &list->entries));
     assay_tensor_entry *entry = &list->entries[list->count];
     *entry = (assay_tensor_entry){0};
     int64_t count = 0;

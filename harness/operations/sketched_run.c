@@ -138,8 +138,7 @@ static assay_status open_sketching(assay_context *ctx, assay_sketching *s, const
                                    const assay_tensor_list *list, const assay_sink *out)
 {
     *s = (assay_sketching){.c = c, .out = out};
-    s->tensors = calloc((size_t)list->sketched_count + 1, sizeof *s->tensors);
-    if (s->tensors == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of sketches");
+    MUST(assay_alloc_list(ctx, "the list of sketches", list->sketched_count + 1, sizeof *s->tensors, &s->tensors));
     for (int i = 0; i < list->sketched_count; i++) {
         s->count++;
         MUST(start(ctx, s, &s->tensors[i], &list->sketched[i]));

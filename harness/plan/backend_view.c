@@ -86,12 +86,9 @@ static void add_format(assay_backend_settings *s, const assay_case_quant_format 
 assay_status assay_backend_settings_make(assay_context *ctx, const assay_case *c, assay_backend_settings *s)
 {
     assay_model_config config;
-    const size_t most = ASSAY_MODEL_KEYS + OTHER_SETTINGS + (size_t)c->quant_format_count;
-    s->items = calloc(most, sizeof *s->items);
-    s->values = calloc(most, sizeof *s->values);
-    if (s->items == NULL || s->values == NULL) {
-        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the configuration's keys");
-    }
+    const int most = ASSAY_MODEL_KEYS + OTHER_SETTINGS + c->quant_format_count;
+    MUST(assay_alloc_list(ctx, "the configuration's keys", most, sizeof *s->items, &s->items));
+    MUST(assay_alloc_list(ctx, "the configuration's keys", most, sizeof *s->values, &s->values));
     MUST(assay_case_resolve(ctx, c, &config));
     for (int i = 0; i < ASSAY_MODEL_KEYS; i++) {
         setting_text(&assay_model_keys[i], &config, add(s, assay_model_keys[i].name), ASSAY_KEY_VALUE_SIZE);

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "cases/yaml_reader.h"
+#include "oracle/base/memory.h"
 
 enum { PATH_MOST = 4096 };
 
@@ -48,13 +49,9 @@ static assay_status add_shard(assay_context *ctx, assay_checkpoint *c, const cha
     for (*index = 0; *index < c->shard_count; (*index)++) {
         if (strcmp(c->shards[*index].path, path) == 0) return ASSAY_OK;
     }
-    shard *shards = realloc(c->shards, ((size_t)c->shard_count + 1) * sizeof *shards);
-    if (shards != NULL) c->shards = shards;
+    MUST(assay_grow(ctx, c->path, c->shard_count + 1, sizeof *c->shards, &c->shards));
     char *copy = strdup(path);
-    if (shards == NULL || copy == NULL) {
-        free(copy);
-        return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory for the list of its files", c->path);
-    }
+    if (copy == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for %s", c->path);
     c->shards[c->shard_count++] = (shard){.path = copy};
     return ASSAY_OK;
 }

@@ -9,6 +9,7 @@
 
 #include "harness/operations/op_support.h"
 #include "harness/operations/operands.h"
+#include "oracle/base/memory.h"
 
 /* Ours that hold several of theirs, side by side along their outputs. */
 static const struct {
@@ -116,12 +117,9 @@ static assay_status take_row(assay_context *ctx, const assay_model_weights *w, c
 {
     const bool each = strchr(p->row->theirs, '*') != NULL;
     const int64_t count = each ? t->experts : 1;
-    p->tensors = calloc((size_t)count, sizeof *p->tensors);
-    p->scales = calloc((size_t)count, sizeof *p->scales);
-    p->tensor_scales = calloc((size_t)count, sizeof *p->tensor_scales);
-    if (p->tensors == NULL || p->scales == NULL || p->tensor_scales == NULL) {
-        return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory for the names of its tensors", w->file);
-    }
+    MUST(assay_alloc_list(ctx, w->file, count, sizeof *p->tensors, &p->tensors));
+    MUST(assay_alloc_list(ctx, w->file, count, sizeof *p->scales, &p->scales));
+    MUST(assay_alloc_list(ctx, w->file, count, sizeof *p->tensor_scales, &p->tensor_scales));
     for (int64_t e = 0; e < count; e++) {
         char name[NAME_SIZE];
         p->tensors[e] = find_name(w, t->layer, p->row->theirs, e, name);
@@ -254,8 +252,7 @@ static assay_status plan_targets(assay_context *ctx, assay_model_weights *w, con
     }
     MUST(check_query_scale(ctx, w, list));
     MUST(check_kind_of_layer(ctx, w));
-    w->targets = calloc((size_t)list->count + 1, sizeof *w->targets);
-    if (w->targets == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of weights");
+    MUST(assay_alloc_list(ctx, "the list of weights", list->count + 1, sizeof *w->targets, &w->targets));
     for (int i = 0; i < list->count; i++) {
         const assay_tensor_entry *entry = &list->entries[i];
         if (entry->spec.role != ASSAY_ROLE_WEIGHT || entry->spec.type == ASSAY_INT32) continue;
@@ -405,8 +402,7 @@ assay_status assay_model_weights_open(assay_context *ctx, const char *text, cons
     TRY(assay_checkpoint_open(ctx, w->file, &w->checkpoint));
     TRY(find_prefix(ctx, w, is_stack(list)));
     TRY(check_prefix(ctx, w));
-    w->used = calloc((size_t)assay_checkpoint_count(w->checkpoint) + 1, sizeof *w->used);
-    if (w->used == NULL) TRY(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for --weights"));
+    TRY(assay_alloc_list(ctx, "--weights", assay_checkpoint_count(w->checkpoint) + 1, sizeof *w->used, &w->used));
     TRY(plan_targets(ctx, w, list));
     TRY(check_left_over(ctx, w));
     *weights = w;

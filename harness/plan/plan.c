@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "harness/sketch/sketch.h"
+#include "oracle/base/memory.h"
 
 const assay_profile *assay_plan_profile(const assay_plan *plan, const char *name)
 {
@@ -81,8 +82,7 @@ assay_status assay_plan_part(assay_context *ctx, const assay_plan *plan,
     *part = *plan;
     part->spec_count = 0;
     part->elements = part->file_bytes = 0;
-    part->specs = calloc((size_t)plan->spec_count + 1, sizeof *part->specs);
-    if (part->specs == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
+    MUST(assay_alloc_list(ctx, "the list of datasets", plan->spec_count + 1, sizeof *part->specs, &part->specs));
     for (int i = 0; i < plan->spec_count; i++) {
         if (keeps(self, &plan->specs[i])) MUST(assay_plan_add_spec(ctx, part, &plan->specs[i]));
     }

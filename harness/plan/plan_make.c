@@ -35,10 +35,7 @@ static assay_status collect_own(assay_context *ctx, assay_plan *plan, const assa
     OWNED assay_profile *stored = NULL;
     int count = 0;
     if (golden != NULL) MUST(assay_profiles_of_golden(ctx, golden, &stored, &count));
-    plan->own = calloc((size_t)count + 1, sizeof *plan->own);
-    if (plan->own == NULL) {
-        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the profiles");
-    }
+    MUST(assay_alloc_list(ctx, "the profiles", count + 1, sizeof *plan->own, &plan->own));
     for (int i = 0; i < count; i++) {
         if (own != NULL && strcmp(own->precision.name, stored[i].precision.name) == 0) continue;
         if (has_profile(plan->c, stored[i].precision.name)) plan->own[plan->own_count++] = stored[i];
@@ -94,8 +91,7 @@ static assay_status collect_precisions(assay_context *ctx, assay_plan *plan, con
 {
     const assay_text_list *profiles = &plan->c->profiles;
     const char *form = NULL;
-    plan->precisions = calloc(2 * (size_t)profiles->count + 1, sizeof *plan->precisions);
-    if (plan->precisions == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the profiles");
+    MUST(assay_alloc_list(ctx, "the profiles", 2 * profiles->count + 1, sizeof *plan->precisions, &plan->precisions));
     if (!assay_plan_is_exact(plan)) MUST(assay_operation_inaccurate(ctx, plan->operation, plan->c, &form));
     for (int i = 0; i < profiles->count; i++) {
         if (strcmp(profiles->items[i], "none") == 0) continue;
@@ -159,8 +155,8 @@ static assay_status add_scales(assay_context *ctx, assay_plan *plan, const assay
 static assay_status add_specs(assay_context *ctx, assay_plan *plan)
 {
     const int for_each = 1 + 2 * plan->precision_count;
-    plan->specs = calloc((size_t)plan->list.count * (size_t)for_each + 1, sizeof *plan->specs);
-    if (plan->specs == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
+    MUST(assay_alloc_list(ctx, "the list of datasets", plan->list.count * for_each + 1, sizeof *plan->specs,
+                          &plan->specs));
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
         if (!is_held(plan->c, &plan->list.entries[i])) continue;

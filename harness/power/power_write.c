@@ -24,10 +24,8 @@ assay_status assay_plan_mutants(assay_context *ctx, assay_plan *plan)
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: mutants are judged at a profile, and the case has none",
                           plan->c->name);
     }
-    const size_t room = (size_t)plan->spec_count + (size_t)plan->precision_count + 1;
-    assay_tensor_spec *more = realloc(plan->specs, room * sizeof *more);
-    if (more == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
-    plan->specs = more;
+    const int room = plan->spec_count + plan->precision_count + 1;
+    MUST(assay_grow(ctx, "the list of datasets", room, sizeof *plan->specs, &plan->specs));
     MUST(assay_mutants_of(ctx, plan, &list));
     for (int p = 0; p < plan->precision_count; p++) {
         assay_tensor_spec spec;

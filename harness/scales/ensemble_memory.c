@@ -23,8 +23,7 @@ static bool scale_is_wanted(const assay_ensemble *e, const char *path)
 
 static assay_status alloc_null(assay_context *ctx, assay_scaled *t)
 {
-    t->null = calloc(1, sizeof *t->null);
-    if (t->null == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for null distributions");
+    MUST(assay_alloc_list(ctx, "null distributions", 1, sizeof *t->null, &t->null));
     return assay_alloc(ctx, "error scale", t->count, sizeof *t->scale, &t->scale);
 }
 
@@ -37,8 +36,7 @@ static assay_status alloc_errors(assay_context *ctx, const assay_plan *plan, ass
 assay_status assay_ensemble_collect(assay_context *ctx, assay_ensemble *e, bool null)
 {
     const assay_tensor_list *list = &e->plan->list;
-    e->tensors = calloc((size_t)list->count + 1, sizeof *e->tensors);
-    if (e->tensors == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of error scales");
+    MUST(assay_alloc_list(ctx, "the list of error scales", list->count + 1, sizeof *e->tensors, &e->tensors));
     for (int i = 0; i < list->count; i++) {
         const assay_tensor_spec *spec = &list->entries[i].spec;
         assay_tensor *golden = NULL;

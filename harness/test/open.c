@@ -9,6 +9,7 @@
 #include "harness/test/golden_cache.h"
 #include "harness/test/test_internal.h"
 #include "harness/version/version.h"
+#include "oracle/base/memory.h"
 
 #define USUAL_FALSE_ALARM 1e-6
 
@@ -126,8 +127,7 @@ static assay_status open_golden(assay_context *ctx, assay_test *t, const char *p
 
 static assay_status copy_only(assay_context *ctx, assay_test *t, const assay_test_options *o)
 {
-    t->only = calloc((size_t)o->only_count + 1, sizeof *t->only);
-    if (t->only == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of results");
+    MUST(assay_alloc_list(ctx, "the list of results", o->only_count + 1, sizeof *t->only, &t->only));
     for (; t->only_count < o->only_count; t->only_count++) {
         if (o->only[t->only_count] == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "options: a glob of only is NULL");
         t->only[t->only_count] = strdup(o->only[t->only_count]);
@@ -155,14 +155,11 @@ static assay_status check_only(assay_context *ctx, const assay_test *t)
 static assay_status list_tensors(assay_context *ctx, assay_test *t)
 {
     const assay_plan *plan = &t->plan;
-    const size_t most = (size_t)plan->spec_count + 1;
-    t->given_specs = calloc(most, sizeof *t->given_specs);
-    t->given = calloc(most, sizeof *t->given);
-    t->expected = calloc(most, sizeof *t->expected);
-    t->results = calloc(most, sizeof *t->results);
-    if (t->given_specs == NULL || t->given == NULL || t->expected == NULL || t->results == NULL) {
-        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of tensors");
-    }
+    const int most = plan->spec_count + 1;
+    MUST(assay_alloc_list(ctx, "the list of tensors", most, sizeof *t->given_specs, &t->given_specs));
+    MUST(assay_alloc_list(ctx, "the list of tensors", most, sizeof *t->given, &t->given));
+    MUST(assay_alloc_list(ctx, "the list of tensors", most, sizeof *t->expected, &t->expected));
+    MUST(assay_alloc_list(ctx, "the list of tensors", most, sizeof *t->results, &t->results));
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
         if (assay_role_is_input(spec->role)) t->given_specs[t->given_count++] = spec;

@@ -249,8 +249,7 @@ assay_status assay_matmul_packed(assay_context *ctx, const assay_matmul_args *ar
     OWNED float *roots = NULL;
     MUST(assay_alloc(ctx, "matmul panels", parts * (a_size + b_size), (size_t)kernels->number, &panels));
     if (chains->ended != NULL) {
-        roots = calloc((size_t)(parts * (rows + columns)), sizeof *roots);
-        if (roots == NULL) MUST(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a product's sums of squares"));
+        MUST(assay_alloc_list(ctx, "a product's sums of squares", (parts * (rows + columns)), sizeof *roots, &roots));
     }
 #pragma omp parallel for num_threads(parts) schedule(static)
     for (int part = 0; part < parts; part++) {

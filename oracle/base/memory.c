@@ -62,6 +62,23 @@ assay_status assay_alloc_aligned(assay_context *ctx, const char *what, int64_t c
     return alloc_block(ctx, what, count, element_size, 0, out);
 }
 
+assay_status assay_alloc_list(assay_context *ctx, const char *what, int64_t count, size_t element_size, void *out)
+{
+    void *list = calloc((size_t)count, element_size);
+    memcpy(out, &list, sizeof list);
+    return list != NULL ? ASSAY_OK : assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for %s", what);
+}
+
+assay_status assay_grow(assay_context *ctx, const char *what, int64_t count, size_t element_size, void *list)
+{
+    void *more;
+    memcpy(&more, list, sizeof more);
+    more = realloc(more, (size_t)count * element_size);
+    if (more == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for %s", what);
+    memcpy(list, &more, sizeof more);
+    return ASSAY_OK;
+}
+
 typedef struct growing_text {
     char **text;
     size_t *size, room;

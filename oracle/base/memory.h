@@ -16,6 +16,9 @@ assay_status assay_checked_count(assay_context *ctx, const char *what, int rank,
 assay_status assay_alloc(assay_context *ctx, const char *what, int64_t count, size_t element_size, void *out);
 assay_status assay_alloc_aligned(assay_context *ctx, const char *what, int64_t count, size_t element_size,
                                  void *out); /* however small */
+/* Small lists: every byte is 0; and with room for `count` elements, *list as it was where there is no memory for it. */
+assay_status assay_alloc_list(assay_context *ctx, const char *what, int64_t count, size_t element_size, void *out);
+assay_status assay_grow(assay_context *ctx, const char *what, int64_t count, size_t element_size, void *list);
 assay_status assay_alloc_f64(assay_context *ctx, const char *what, int64_t count, double **out);
 assay_status assay_alloc_zeros(assay_context *ctx, const char *what, int64_t count, double **out);
 assay_status assay_alloc_i32(assay_context *ctx, const char *what, int64_t count, int32_t **out);

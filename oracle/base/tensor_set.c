@@ -32,11 +32,8 @@ static assay_status make_room(assay_context *ctx, assay_tensor_set *set)
 {
     if (set->count < set->room) return ASSAY_OK;
     const int room = 2 * set->room + 8;
-    assay_tensor *items = realloc(set->items, (size_t)room * sizeof *items);
-    if (items != NULL) set->items = items;
-    int *by_path = realloc(set->by_path, (size_t)room * sizeof *by_path);
-    if (by_path != NULL) set->by_path = by_path;
-    if (items == NULL || by_path == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of tensors");
+    MUST(assay_grow(ctx, "the list of tensors", room, sizeof *set->items, &set->items));
+    MUST(assay_grow(ctx, "the list of tensors", room, sizeof *set->by_path, &set->by_path));
     set->room = room;
     return ASSAY_OK;
 }

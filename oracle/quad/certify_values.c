@@ -3,6 +3,7 @@
 #include <quadmath.h>
 #include <string.h>
 
+#include "oracle/base/memory.h"
 #include "oracle/quad/certify_internal.h"
 
 void quad_certificates_free(quad_certificates *certificates)
@@ -14,11 +15,8 @@ void quad_certificates_free(quad_certificates *certificates)
 assay_status quad_add_certificate(assay_context *ctx, quad_certificates *certificates, const char *path,
                                   quad_certificate **added)
 {
-    size_t count = (size_t)certificates->count + 1;
-    quad_certificate *items = realloc(certificates->items, count * sizeof *items);
-    if (items == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the certificate of '%s'", path);
-    certificates->items = items;
-    *added = &items[certificates->count++];
+    MUST(assay_grow(ctx, "certificates", certificates->count + 1, sizeof *certificates->items, &certificates->items));
+    *added = &certificates->items[certificates->count++];
     **added = (quad_certificate){.worst = -1};
     memcpy((*added)->path, path, strlen(path) + 1);
     return ASSAY_OK;

@@ -1,6 +1,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "oracle/base/memory.h"
 #include "oracle/quad/quad_internal.h"
 
 void quad_tensors_free(quad_tensors *tensors)
@@ -26,11 +27,9 @@ assay_status quad_tensors_list(assay_context *ctx, quad_tensors *tensors, const 
     if (strlen(path) >= ASSAY_PATH_SIZE) return assay_fail(ctx, ASSAY_BAD_INPUT, "the path '%s' is too long", path);
     if (quad_tensors_find(tensors, path) != NULL)
         return assay_fail(ctx, ASSAY_BAD_INPUT, "the tensor '%s' is there twice", path);
-    quad_tensor *items = realloc(tensors->items, (size_t)(tensors->count + 1) * sizeof *items);
-    if (items == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of tensors at '%s'", path);
-    tensors->items = items;
-    items[tensors->count] = *tensor;
-    memcpy(items[tensors->count++].path, path, strlen(path) + 1);
+    MUST(assay_grow(ctx, path, tensors->count + 1, sizeof *tensors->items, &tensors->items));
+    tensors->items[tensors->count] = *tensor;
+    memcpy(tensors->items[tensors->count++].path, path, strlen(path) + 1);
     return ASSAY_OK;
 }
 
