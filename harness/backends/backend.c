@@ -163,18 +163,15 @@ typedef struct assay_candidate_sum {
 
 static assay_status sum_datasets(assay_context *ctx, const char *path, assay_candidate_sums *sums)
 {
-    assay_status status;
-    assay_fixture_reader *reader = NULL;
-    TRY(assay_fixture_open(ctx, path, &reader));
-    TRY(assay_alloc(ctx, "checksums", assay_fixture_count(reader) + 1, sizeof *sums->items, &sums->items));
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *reader = NULL;
+    MUST(assay_fixture_open(ctx, path, &reader));
+    MUST(assay_alloc(ctx, "checksums", assay_fixture_count(reader) + 1, sizeof *sums->items, &sums->items));
     for (; sums->count < assay_fixture_count(reader); sums->count++) {
         assay_candidate_sum *sum = &sums->items[sums->count];
         snprintf(sum->path, sizeof sum->path, "%s", assay_fixture_spec(reader, sums->count)->path);
-        TRY(assay_fixture_checksum(ctx, reader, sum->path, sum->checksum));
+        MUST(assay_fixture_checksum(ctx, reader, sum->path, sum->checksum));
     }
-cleanup:
-    assay_fixture_close(reader);
-    return status;
+    return ASSAY_OK;
 }
 
 /* The path of the first dataset that two candidates do not have alike; NULL: there is none. */
@@ -235,18 +232,15 @@ static void give_log(const assay_backend_call *call, const one_run *run)
 
 assay_status assay_backend_execute_first(assay_context *ctx, const assay_backend_call *call, assay_backend_first *first)
 {
-    assay_status status;
-    one_run run = {0};
+    OWNED_BY(end_run) one_run run = {0};
     *first = (assay_backend_first){.end = {.repeats = true}};
-    if (call->log != NULL) TRY(assay_backend_clear_place(ctx, call->log));
-    TRY(run_once(ctx, call, 1, &run, &first->end));
+    if (call->log != NULL) MUST(assay_backend_clear_place(ctx, call->log));
+    MUST(run_once(ctx, call, 1, &run, &first->end));
     if (first->end.outcome != ASSAY_OUTCOME_DONE) give_log(call, &run);
     first->sums = run.sums;
     run.sums = (assay_candidate_sums){0};
     first->ran = true;
-cleanup:
-    end_run(&run);
-    return status;
+    return ASSAY_OK;
 }
 
 void assay_backend_first_free(assay_backend_first *first)

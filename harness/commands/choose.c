@@ -44,20 +44,17 @@ static const char LIST[] = "the list of cases";
 /* The golden's case, which moves to the end of the list. */
 static assay_status add_golden(assay_context *ctx, const char *path, assay_chosen *chosen)
 {
-    assay_status status;
-    assay_golden golden = {0};
+    OWNED_BY(assay_golden_close) assay_golden golden = {0};
     char *name = NULL;
-    TRY(assay_golden_open(ctx, path, &golden));
-    TRY(assay_grow(ctx, LIST, chosen->count + 1, sizeof *chosen->cases, &chosen->cases));
-    TRY(assay_grow(ctx, LIST, chosen->count + 1, sizeof *chosen->goldens, &chosen->goldens));
+    MUST(assay_golden_open(ctx, path, &golden));
+    MUST(assay_grow(ctx, LIST, chosen->count + 1, sizeof *chosen->cases, &chosen->cases));
+    MUST(assay_grow(ctx, LIST, chosen->count + 1, sizeof *chosen->goldens, &chosen->goldens));
     name = strdup(path);
-    if (name == NULL) TRY(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for %s", LIST));
+    if (name == NULL) MUST(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for %s", LIST));
     chosen->cases[chosen->count] = golden.c[0];
     golden.c[0] = (assay_case){0};
     chosen->goldens[chosen->count++] = name;
-cleanup:
-    assay_golden_close(&golden);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status add_golden_of_folder(assay_context *ctx, const char *path, assay_chosen *chosen)

@@ -28,27 +28,24 @@ static assay_status refuse_profile_there(assay_context *ctx, const assay_case *c
 static assay_status calibrate(assay_context *ctx, const assay_options *options, const assay_profile *profile,
                               const char *path)
 {
-    assay_status status;
-    assay_golden golden = {0};
+    OWNED_BY(assay_golden_close) assay_golden golden = {0};
     assay_plan *plan = &golden.plan;
-    TRY(assay_golden_open(ctx, path, &golden));
-    TRY(check_engine(ctx, golden.reader, path));
-    TRY(refuse_profile_there(ctx, golden.c, path, profile->precision.name));
-    TRY(assay_case_add_profile(ctx, golden.c, profile->precision.name));
-    TRY(assay_golden_plan(ctx, &golden, profile));
-    TRY(assay_plan_require_memory(ctx, plan));
+    MUST(assay_golden_open(ctx, path, &golden));
+    MUST(check_engine(ctx, golden.reader, path));
+    MUST(refuse_profile_there(ctx, golden.c, path, profile->precision.name));
+    MUST(assay_case_add_profile(ctx, golden.c, profile->precision.name));
+    MUST(assay_golden_plan(ctx, &golden, profile));
+    MUST(assay_plan_require_memory(ctx, plan));
     /* what the golden holds beside its results, the new one is to hold too */
     if (assay_fixture_has(golden.reader, ASSAY_ROLE_CERTIFICATE))
-        TRY(assay_plan_certify(ctx, plan, ASSAY_BUDGET_UNSAID));
-    if (assay_fixture_has(golden.reader, ASSAY_ROLE_DISCRIMINATION)) TRY(assay_plan_mutants(ctx, plan));
+        MUST(assay_plan_certify(ctx, plan, ASSAY_BUDGET_UNSAID));
+    if (assay_fixture_has(golden.reader, ASSAY_ROLE_DISCRIMINATION)) MUST(assay_plan_mutants(ctx, plan));
     plan->by_stage = &assay_stages_judge;
     /* its own inputs, whatever they were made from; the new file takes the place of the old one when it is whole */
     plan->recipe = true; /* where the file has recipes */
-    TRY(assay_golden_write(ctx, plan, path, path, options->quiet));
+    MUST(assay_golden_write(ctx, plan, path, path, options->quiet));
     printf("%s\n", path);
-cleanup:
-    assay_golden_close(&golden);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)

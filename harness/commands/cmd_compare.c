@@ -16,40 +16,34 @@ static assay_status check_candidate(assay_context *ctx, const assay_fixture_read
 
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
 {
-    assay_status status;
     const char *golden_path = options->arguments[0], *candidate_path = options->arguments[1];
-    assay_golden golden = {0};
-    assay_fixture_reader *candidate = NULL;
+    OWNED_BY(assay_golden_close) assay_golden golden = {0};
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *candidate = NULL;
     assay_profile profile;
-    assay_report report = {0};
-    char *text = NULL;
-    TRY(assay_golden_open(ctx, golden_path, &golden));
-    TRY(assay_examine_file(ctx, candidate_path));
-    TRY(assay_fixture_open(ctx, candidate_path, &candidate));
-    TRY(check_candidate(ctx, candidate, candidate_path));
-    TRY(assay_command_profile(ctx, options, golden.reader, assay_dtype_name(golden.c->dtype), &profile));
+    OWNED_BY(assay_report_free) assay_report report = {0};
+    OWNED char *text = NULL;
+    MUST(assay_golden_open(ctx, golden_path, &golden));
+    MUST(assay_examine_file(ctx, candidate_path));
+    MUST(assay_fixture_open(ctx, candidate_path, &candidate));
+    MUST(check_candidate(ctx, candidate, candidate_path));
+    MUST(assay_command_profile(ctx, options, golden.reader, assay_dtype_name(golden.c->dtype), &profile));
     const assay_judging how = {.profile = &profile,
                                .false_alarm = options->false_alarm,
                                .quiet = options->quiet,
                                .staged = options->staged,
                                .pictures = options->html_file != NULL ? ASSAY_PICTURES_OF_ALL : ASSAY_PICTURES_OF_NONE};
-    TRY(assay_judge(ctx, &golden, candidate, &how, &report, NULL));
+    MUST(assay_judge(ctx, &golden, candidate, &how, &report, NULL));
     snprintf(report.golden_path, sizeof report.golden_path, "%s", golden_path);
     snprintf(report.candidate_path, sizeof report.candidate_path, "%s", candidate_path);
     snprintf(report.reproduce, sizeof report.reproduce, "assay compare %s %s --precision %s%s%s", golden_path,
              candidate_path, options->precision != NULL ? options->precision : profile.precision.name,
              options->staged ? " --staged" : "", options->trust ? " --trust" : "");
     assay_report_style style = {.color = options->color, .verbosity = options->verbose ? 1 : 0};
-    TRY(assay_report_text(ctx, &report, &style, &text));
-    TRY(assay_command_write_reports(ctx, options, 1, &report));
+    MUST(assay_report_text(ctx, &report, &style, &text));
+    MUST(assay_command_write_reports(ctx, options, 1, &report));
     fputs(text, stdout);
     *exit_code = assay_exit_of(report.verdict);
-cleanup:
-    free(text);
-    assay_report_free(&report);
-    assay_golden_close(&golden);
-    assay_fixture_close(candidate);
-    return status;
+    return ASSAY_OK;
 }
 
 const assay_command assay_command_compare = {

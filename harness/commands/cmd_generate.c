@@ -108,16 +108,12 @@ static assay_status write_of_case(assay_context *ctx, const assay_options *optio
 static assay_status write_of_golden(assay_context *ctx, const assay_options *options, const char *stored,
                                     const char *path)
 {
-    assay_status status;
-    assay_golden golden = {0};
-    TRY(assay_golden_open(ctx, stored, &golden));
-    TRY(assay_golden_plan(ctx, &golden, NULL));
+    OWNED_BY(assay_golden_close) assay_golden golden = {0};
+    MUST(assay_golden_open(ctx, stored, &golden));
+    MUST(assay_golden_plan(ctx, &golden, NULL));
     golden.plan.recipe = !options->materialise;
     const assay_source given = assay_golden_inputs(golden.reader);
-    TRY(assay_request_write_from(ctx, &golden.plan, path, &given, options->quiet));
-cleanup:
-    assay_golden_close(&golden);
-    return status;
+    return assay_request_write_from(ctx, &golden.plan, path, &given, options->quiet);
 }
 
 /* What a case is written as. */

@@ -51,36 +51,31 @@ static assay_status run_calls(assay_context *ctx, assay_host *h, assay_backend_f
 
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
 {
-    assay_status status;
     const char *library = options->arguments[0], *candidate = options->arguments[2];
     const int calls = options->argument_count > 3 ? (int)strtol(options->arguments[3], NULL, 10) : 1;
-    assay_golden request = {0};
+    OWNED_BY(assay_golden_close) assay_golden request = {0};
     assay_host host = {0};
-    assay_host_blocks blocks = {0};
+    OWNED_BY(assay_host_blocks_free) assay_host_blocks blocks = {0};
     char why[ASSAY_MESSAGE_SIZE / 2];
     *exit_code = ASSAY_EXIT_FAIL;
     assay_end_by_library("shared-object"); /* before the backend it is not the backend that crashes */
-    TRY(assay_fixture_open(ctx, options->arguments[1], &request.reader));
-    TRY(assay_golden_read(ctx, request.reader, options->arguments[1], &request));
+    MUST(assay_fixture_open(ctx, options->arguments[1], &request.reader));
+    MUST(assay_golden_read(ctx, request.reader, options->arguments[1], &request));
     /* no backend gives error scales, and one of the profiles may be a user's own */
-    TRY(assay_case_set(ctx, request.c, "profiles=none"));
-    TRY(assay_golden_plan(ctx, &request, NULL));
-    TRY(assay_plan_require_memory(ctx, &request.plan));
+    MUST(assay_case_set(ctx, request.c, "profiles=none"));
+    MUST(assay_golden_plan(ctx, &request, NULL));
+    MUST(assay_plan_require_memory(ctx, &request.plan));
     const assay_source in = assay_fixture_source(request.reader);
     const assay_host_memory memory = assay_host_blocks_memory(&blocks);
-    TRY(assay_host_make(ctx, &request.plan, &in, &memory, &host));
+    MUST(assay_host_make(ctx, &request.plan, &in, &memory, &host));
     assay_end_is_meant();
     const assay_backend_function backend = assay_host_load(library, why, sizeof why);
     if (backend == NULL) {
         fprintf(stderr, "%s\n", why);
         *exit_code = ASSAY_BACKEND_EXIT_NOT_STARTED;
-        goto cleanup;
+        return ASSAY_OK;
     }
-    TRY(run_calls(ctx, &host, backend, calls, request.c->name, candidate, exit_code));
-cleanup:
-    assay_host_blocks_free(&blocks);
-    assay_golden_close(&request);
-    return status;
+    return run_calls(ctx, &host, backend, calls, request.c->name, candidate, exit_code);
 }
 
 const assay_command assay_command_shared_object = {

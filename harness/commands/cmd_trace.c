@@ -38,35 +38,27 @@ static assay_status read_groups(assay_context *ctx, assay_fixture_reader *reader
 
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
 {
-    assay_status status;
-    assay_fixture_reader *reader = NULL;
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *reader = NULL;
     const char *path = options->arguments[0];
-    int32_t *events = NULL, *groups = NULL;
+    OWNED int32_t *events = NULL, *groups = NULL;
     int64_t count = 0;
-    char *text = NULL;
+    OWNED char *text = NULL;
     size_t size = 0;
     *exit_code = ASSAY_EXIT_PASS;
     if (options->output == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "trace needs -o FILE.json");
-    TRY(assay_fixture_open(ctx, path, &reader));
+    MUST(assay_fixture_open(ctx, path, &reader));
     const char *kind = assay_fixture_text(reader, "kind");
-    if (kind != NULL && strcmp(kind, "golden") == 0) TRY(assay_fixture_check_stored(ctx, reader));
-    TRY(find_events(ctx, reader, path, &count));
-    TRY(assay_alloc_i32(ctx, EVENTS, count * ASSAY_EVENT_FIELDS, &events));
-    TRY(assay_fixture_read_i32(ctx, reader, EVENTS, 0, count * ASSAY_EVENT_FIELDS, events));
-    TRY(read_groups(ctx, reader, count, &groups));
+    if (kind != NULL && strcmp(kind, "golden") == 0) MUST(assay_fixture_check_stored(ctx, reader));
+    MUST(find_events(ctx, reader, path, &count));
+    MUST(assay_alloc_i32(ctx, EVENTS, count * ASSAY_EVENT_FIELDS, &events));
+    MUST(assay_fixture_read_i32(ctx, reader, EVENTS, 0, count * ASSAY_EVENT_FIELDS, events));
+    MUST(read_groups(ctx, reader, count, &groups));
     FILE *memory = assay_text_open(&text, &size);
     if (memory != NULL) assay_schedule_trace(memory, events, groups, count);
     if (memory == NULL || !assay_text_close(memory, &text)) {
-        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the trace of %s", path);
-        goto cleanup;
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the trace of %s", path);
     }
-    TRY(assay_write_whole_file(ctx, options->output, text));
-cleanup:
-    assay_fixture_close(reader);
-    free(events);
-    free(groups);
-    free(text);
-    return status;
+    return assay_write_whole_file(ctx, options->output, text);
 }
 
 const assay_command assay_command_trace = {

@@ -141,9 +141,8 @@ static assay_status write_request(assay_context *ctx, const assay_options *optio
 static assay_status compare_files(assay_context *ctx, const assay_options *options, const assay_profile *profile,
                                   assay_case_run *r)
 {
-    assay_status status;
-    assay_golden golden = {0};
-    assay_fixture_reader *candidate = NULL;
+    OWNED_BY(assay_golden_close) assay_golden golden = {0};
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *candidate = NULL;
     const assay_judging how = {.profile = profile,
                                .false_alarm = options->false_alarm,
                                .quiet = options->quiet,
@@ -151,19 +150,16 @@ static assay_status compare_files(assay_context *ctx, const assay_options *optio
                                .pictures =
                                    options->html_file != NULL ? ASSAY_PICTURES_OF_NOT_PASSED : ASSAY_PICTURES_OF_NONE};
     const char *path = r->stored != NULL ? r->stored : r->golden;
-    TRY(assay_golden_open(ctx, path, &golden));
-    TRY(assay_fixture_open(ctx, r->candidate, &candidate));
-    TRY(assay_judge(ctx, &golden, candidate, &how, &r->report, NULL));
+    MUST(assay_golden_open(ctx, path, &golden));
+    MUST(assay_fixture_open(ctx, r->candidate, &candidate));
+    MUST(assay_judge(ctx, &golden, candidate, &how, &r->report, NULL));
     if (r->stored != NULL || options->keep != NULL) { /* files that are still there */
         snprintf(r->report.golden_path, sizeof r->report.golden_path, "%.500s", path);
     }
     if (options->keep != NULL) {
         snprintf(r->report.candidate_path, sizeof r->report.candidate_path, "%.500s", r->candidate);
     }
-cleanup:
-    assay_golden_close(&golden);
-    assay_fixture_close(candidate);
-    return status;
+    return ASSAY_OK;
 }
 
 /* The golden is made when the backend is done. */

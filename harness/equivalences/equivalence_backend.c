@@ -242,17 +242,13 @@ cleanup:
 static assay_status compare_files(assay_context *ctx, const assay_backend_check_options *options,
                                   const assay_plan *plan, const form_files *f, assay_report *report)
 {
-    assay_status status;
-    assay_fixture_reader *golden = NULL, *compared = NULL;
-    TRY(assay_fixture_open(ctx, f->golden, &golden));
-    TRY(assay_fixture_open(ctx, f->compared, &compared));
-    TRY(assay_compare(ctx, golden, compared, options->profile, options->false_alarm, assay_plan_order(plan), report));
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *golden = NULL, *compared = NULL;
+    MUST(assay_fixture_open(ctx, f->golden, &golden));
+    MUST(assay_fixture_open(ctx, f->compared, &compared));
+    MUST(assay_compare(ctx, golden, compared, options->profile, options->false_alarm, assay_plan_order(plan), report));
     snprintf(report->golden_path, sizeof report->golden_path, "%.500s", f->golden);
     snprintf(report->candidate_path, sizeof report->candidate_path, "%.500s", f->compared);
-cleanup:
-    assay_fixture_close(golden);
-    assay_fixture_close(compared);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_backend_other_form(assay_context *ctx, const assay_backend_check_options *options,

@@ -23,24 +23,16 @@ static assay_status make_golden(assay_context *ctx, const assay_trial *t, const 
 static assay_status passes_at(assay_context *ctx, const assay_trial *t, const assay_profile *profile,
                               assay_fixture_reader *candidate, bool *passes)
 {
-    assay_status status;
-    assay_case c = {0};
-    assay_plan plan = {0};
-    assay_tensor_set tensors = {0};
-    assay_golden golden = {0}, against = {0};
-    assay_report report = {0};
+    OWNED_BY(assay_case_free) assay_case c = {0};
+    OWNED_BY(assay_plan_free) assay_plan plan = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set tensors = {0};
+    OWNED_BY(assay_golden_close) assay_golden golden = {0}, against = {0};
+    OWNED_BY(assay_report_free) assay_report report = {0};
     *passes = false;
-    TRY(make_golden(ctx, t, profile, &plan, &c, &tensors, &golden));
-    TRY(assay_compare_fixed(ctx, &golden, candidate, profile, t->false_alarm, true, &report, &against));
+    MUST(make_golden(ctx, t, profile, &plan, &c, &tensors, &golden));
+    MUST(assay_compare_fixed(ctx, &golden, candidate, profile, t->false_alarm, true, &report, &against));
     *passes = report.verdict == ASSAY_PASS;
-cleanup:
-    assay_report_free(&report);
-    assay_golden_close(&against);
-    assay_golden_close(&golden);
-    assay_tensor_set_free(&tensors);
-    assay_plan_free(&plan);
-    assay_case_free(&c);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_coarser_profiles(assay_context *ctx, const assay_trial *t, assay_fixture_reader *candidate,

@@ -19,16 +19,12 @@ static assay_status evaluate_in_memory(assay_context *ctx, assay_fixture_reader 
 
 static assay_status evaluate_in_file(assay_context *ctx, assay_golden *again, const assay_source *in, bool quiet)
 {
-    assay_status status;
-    assay_backend_folder folder = {0};
+    OWNED_BY(assay_backend_folder_end) assay_backend_folder folder = {0};
     char path[2304];
-    TRY(assay_backend_folder_make(ctx, NULL, &folder));
+    MUST(assay_backend_folder_make(ctx, NULL, &folder));
     snprintf(path, sizeof path, "%s/golden.h5", folder.path);
-    TRY(assay_golden_write_from(ctx, &again->plan, path, in, quiet));
-    TRY(assay_fixture_open(ctx, path, &again->reader));
-cleanup:
-    assay_backend_folder_end(&folder);
-    return status;
+    MUST(assay_golden_write_from(ctx, &again->plan, path, in, quiet));
+    return assay_fixture_open(ctx, path, &again->reader);
 }
 
 assay_status assay_evaluate_again(assay_context *ctx, assay_fixture_reader *golden, assay_golden *again,

@@ -286,15 +286,11 @@ assay_status assay_golden_results(assay_context *ctx, const assay_plan *plan, co
 static assay_status write_from_memory(assay_context *ctx, const assay_plan *plan, const char *path,
                                       const assay_source *source, bool quiet)
 {
-    assay_status status;
-    assay_tensor_set results = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
     assay_overlay both = {assay_input_source(&results), *source};
     const assay_source given = plan->recipe ? *source : assay_overlay_source(&both); /* a set has no recipes */
-    TRY(assay_golden_results(ctx, plan, source, quiet, &results));
-    TRY(write_golden(ctx, plan, path, &given, &results, quiet));
-cleanup:
-    assay_tensor_set_free(&results);
-    return status;
+    MUST(assay_golden_results(ctx, plan, source, quiet, &results));
+    return write_golden(ctx, plan, path, &given, &results, quiet);
 }
 
 static assay_status write_with_all(assay_context *ctx, const assay_plan *plan, const char *path,
@@ -356,14 +352,10 @@ static assay_status write_with_inputs(assay_context *ctx, const assay_plan *plan
                                       assay_status (*write)(assay_context *ctx, const assay_plan *plan,
                                                             const char *path, const assay_source *source, bool quiet))
 {
-    assay_status status;
-    assay_inputs inputs = {0};
-    TRY(assay_inputs_open_plan(ctx, &inputs, plan, inputs_file));
+    OWNED_BY(assay_inputs_close) assay_inputs inputs = {0};
+    MUST(assay_inputs_open_plan(ctx, &inputs, plan, inputs_file));
     const assay_source source = assay_inputs_source(&inputs);
-    TRY(write(ctx, plan, path, &source, quiet));
-cleanup:
-    assay_inputs_close(&inputs);
-    return status;
+    return write(ctx, plan, path, &source, quiet);
 }
 
 assay_status assay_golden_write(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,

@@ -189,26 +189,22 @@ static bool sees_numbers(const assay_mutant *mutant, const assay_case *c)
 static assay_status prepare_inputs(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                                    const assay_case *other, int64_t part, assay_tensor_set *given, bool *applies)
 {
-    assay_status status = ASSAY_OK;
     const assay_plan *plan = t->plan;
-    assay_inputs inputs = {0};
-    assay_tensor_set redrawn = {0};
+    OWNED_BY(assay_inputs_close) assay_inputs inputs = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set redrawn = {0};
     const assay_tensor_set *from = t->golden;
     if (mutant->other_seed) {
-        TRY(assay_inputs_open(ctx, &inputs, other, &plan->list, NULL));
+        MUST(assay_inputs_open(ctx, &inputs, other, &plan->list, NULL));
         const assay_source drawn = assay_inputs_source(&inputs);
-        TRY(assay_plan_tensors(ctx, &redrawn, plan, &drawn));
+        MUST(assay_plan_tensors(ctx, &redrawn, plan, &drawn));
         from = &redrawn;
     }
-    TRY(sees_numbers(mutant, plan->c) ? assay_operands_as_numbers(ctx, &plan->list, from, given)
-                                      : assay_tensor_set_copy(ctx, from, given));
+    MUST(sees_numbers(mutant, plan->c) ? assay_operands_as_numbers(ctx, &plan->list, from, given)
+                                       : assay_tensor_set_copy(ctx, from, given));
     const assay_mutation m = {.c = plan->c, .profile = t->profile, .tensors = given, .shard = part};
-    TRY(assay_mutant_change_inputs(ctx, mutant, &m, applies));
+    MUST(assay_mutant_change_inputs(ctx, mutant, &m, applies));
     if (mutant->each_shard && *applies) assay_mutation_keep_shard(&m);
-cleanup:
-    assay_tensor_set_free(&redrawn);
-    assay_inputs_close(&inputs);
-    return status;
+    return ASSAY_OK;
 }
 
 /* Of what is required. */

@@ -185,28 +185,25 @@ assay_status assay_operand_quantise(assay_context *ctx, const assay_case *c, con
                                     const assay_tensor_entry *entry, const assay_source *dense, int64_t first,
                                     int64_t count, double *out)
 {
-    assay_status status = ASSAY_OK;
-    quantised q = {0};
+    OWNED_BY(quantised_free) quantised q = {0};
     int32_t tensor_scale = 0;
     const operand o = operand_of(assay_operand_of(list, entry));
     const assay_quantize_config config = config_of(c, &o);
     const int64_t size = o.rows * o.columns, scales = scales_of_matrix(&o);
     const int64_t each = (const int64_t[]){size, scales, 1}[entry->part];
-    TRY(assay_alloc_f64(ctx, entry->spec.path, size, &q.numbers));
-    TRY(assay_alloc_i32(ctx, entry->spec.path, size, &q.codes));
-    TRY(assay_alloc_i32(ctx, entry->spec.path, scales, &q.scale));
+    MUST(assay_alloc_f64(ctx, entry->spec.path, size, &q.numbers));
+    MUST(assay_alloc_i32(ctx, entry->spec.path, size, &q.codes));
+    MUST(assay_alloc_i32(ctx, entry->spec.path, scales, &q.scale));
     const int32_t *bits = (const int32_t *const[]){q.codes, q.scale, &tensor_scale}[entry->part];
     for (int64_t done = 0; done < count;) {
         const int64_t matrix = (first + done) / each, at = (first + done) % each;
         const int64_t part = each - at < count - done ? each - at : count - done;
-        TRY(dense->read(ctx, dense->self, o.entry->spec.path, matrix * size, size, q.numbers));
-        TRY(assay_quantize(ctx, q.codes, q.scale, &tensor_scale, q.numbers, &config));
+        MUST(dense->read(ctx, dense->self, o.entry->spec.path, matrix * size, size, q.numbers));
+        MUST(assay_quantize(ctx, q.codes, q.scale, &tensor_scale, q.numbers, &config));
         assay_quantised_decode(ctx, entry->spec.type, part, bits + at, out + done);
         done += part;
     }
-cleanup:
-    quantised_free(&q);
-    return status;
+    return ASSAY_OK;
 }
 
 static bool is_quantised(const assay_dequantised *d, const assay_tensor_entry *entry)

@@ -27,24 +27,20 @@ static bool is_of_case(const assay_inputs *inputs, const assay_tensor_spec *spec
  * minutes of drawing are saved; others (of another version's case) are drawn. */
 static assay_status check_recipes(assay_context *ctx, assay_golden *golden)
 {
-    assay_status status = ASSAY_OK;
     const assay_operation *operation = NULL;
-    assay_tensor_list list = {0};
-    assay_inputs inputs = {0};
+    OWNED_BY(assay_tensor_list_free) assay_tensor_list list = {0};
+    OWNED_BY(assay_inputs_close) assay_inputs inputs = {0};
     for (int i = 0; i < assay_fixture_count(golden->reader); i++) {
         const assay_tensor_spec *spec = assay_fixture_spec(golden->reader, i);
         const assay_random_recipe *recipe = assay_fixture_recipe(golden->reader, spec->path);
         if (recipe == NULL) continue;
         if (operation == NULL) {
-            TRY(assay_operation_prepare(ctx, golden->c, &operation, &list));
-            TRY(assay_inputs_open(ctx, &inputs, golden->c, &list, NULL));
+            MUST(assay_operation_prepare(ctx, golden->c, &operation, &list));
+            MUST(assay_inputs_open(ctx, &inputs, golden->c, &list, NULL));
         }
-        if (!is_of_case(&inputs, spec, recipe)) TRY(assay_fixture_check_recipe(ctx, golden->reader, spec->path));
+        if (!is_of_case(&inputs, spec, recipe)) MUST(assay_fixture_check_recipe(ctx, golden->reader, spec->path));
     }
-cleanup:
-    assay_inputs_close(&inputs);
-    assay_tensor_list_free(&list);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_golden_open(assay_context *ctx, const char *path, assay_golden *golden)
@@ -67,22 +63,19 @@ assay_status assay_golden_read(assay_context *ctx, assay_fixture_reader *reader,
 /* Weights that the golden leaves to the seed. */
 static assay_status add_drawn(assay_context *ctx, assay_golden *golden)
 {
-    assay_status status;
-    assay_inputs inputs = {0};
+    OWNED_BY(assay_inputs_close) assay_inputs inputs = {0};
     assay_random_recipe recipe;
     const assay_plan *plan = &golden->plan;
-    TRY(assay_inputs_open(ctx, &inputs, plan->c, &plan->list, NULL));
+    MUST(assay_inputs_open(ctx, &inputs, plan->c, &plan->list, NULL));
     const assay_source drawn = assay_inputs_source(&inputs);
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
         if (!assay_is_drawn(plan->c, spec) || assay_fixture_find(golden->reader, spec->path) != NULL) continue;
         if (drawn.recipe(drawn.self, spec->path, &recipe)) {
-            TRY(assay_fixture_add_recipe(ctx, golden->reader, spec, &recipe));
+            MUST(assay_fixture_add_recipe(ctx, golden->reader, spec, &recipe));
         }
     }
-cleanup:
-    assay_inputs_close(&inputs);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_golden_plan(assay_context *ctx, assay_golden *golden, const assay_profile *own)

@@ -138,17 +138,12 @@ static void conclude(const assay_trial *made, const assay_report *report, const 
 static assay_status judge(assay_context *ctx, const assay_trial *t, const assay_tensor_set *candidate,
                           assay_report *report)
 {
-    assay_status status;
-    assay_fixture_reader *reader = NULL;
-    assay_written_codes codes = {0};
-    TRY(assay_trial_reader(ctx, candidate, "candidate", t->profile, &reader));
-    TRY(assay_written_codes_adopt(ctx, t->plan, t->profile, t->false_alarm, false, t->reader, reader, &codes));
-    TRY(assay_compare_undiagnosed(ctx, t->reader, reader, t->profile, t->false_alarm, assay_plan_order(t->plan),
-                                  report));
-cleanup:
-    assay_written_codes_free(&codes);
-    assay_fixture_close(reader);
-    return status;
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *reader = NULL;
+    OWNED_BY(assay_written_codes_free) assay_written_codes codes = {0};
+    MUST(assay_trial_reader(ctx, candidate, "candidate", t->profile, &reader));
+    MUST(assay_written_codes_adopt(ctx, t->plan, t->profile, t->false_alarm, false, t->reader, reader, &codes));
+    return assay_compare_undiagnosed(ctx, t->reader, reader, t->profile, t->false_alarm, assay_plan_order(t->plan),
+                                     report);
 }
 
 static assay_status append_tensor(assay_context *ctx, assay_fixture_writer *writer, const assay_tensor *tensor,
@@ -247,19 +242,15 @@ static bool has_effect_on_any(const assay_mutant_result *result)
 static assay_status try_by_stage(assay_context *ctx, const assay_trial *t, const assay_trial *staged,
                                  assay_mutant_result *result)
 {
-    assay_status status;
-    assay_tensor_set candidate = {0};
-    assay_fixture_reader *reader = NULL;
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set candidate = {0};
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *reader = NULL;
     bool applies = true, fails = false;
-    TRY(assay_mutant_make(ctx, staged, result->mutant, &candidate, &applies));
+    MUST(assay_mutant_make(ctx, staged, result->mutant, &candidate, &applies));
     assay_candidate_round(&candidate, t->profile);
-    TRY(assay_trial_staged_reader(ctx, &candidate, t->profile, &reader));
-    TRY(t->plan->by_stage->compare(ctx, t->reader, reader, t->profile, t->false_alarm / 2, &fails));
+    MUST(assay_trial_staged_reader(ctx, &candidate, t->profile, &reader));
+    MUST(t->plan->by_stage->compare(ctx, t->reader, reader, t->profile, t->false_alarm / 2, &fails));
     result->by_stage = fails ? ASSAY_MUTANT_DETECTED : ASSAY_MUTANT_PASSES;
-cleanup:
-    assay_fixture_close(reader);
-    assay_tensor_set_free(&candidate);
-    return status;
+    return ASSAY_OK;
 }
 
 /* Its own results must pass. */

@@ -97,17 +97,12 @@ static assay_status write_scales(assay_context *ctx, const assay_ensemble *e, as
 /* What the members say of a tensor. */
 static assay_status evaluate_tensor(assay_context *ctx, const assay_ensemble *e, assay_scaled *t, int p, int members)
 {
-    assay_status status = ASSAY_OK;
-    assay_error_model model = {.tails = 1};
-    assay_leave_one_out held = {0};
-    TRY(write_scales(ctx, e, t, p, members, &model));
-    if (t->null == NULL) goto cleanup;
-    TRY(assay_leave_one_out_start(ctx, &model, t->count, t->errors, &held));
-    TRY(assay_null_draw(ctx, e, t, p, members, &held));
-cleanup:
-    assay_leave_one_out_free(&held);
-    assay_error_model_free(&model);
-    return status;
+    OWNED_BY(assay_error_model_free) assay_error_model model = {.tails = 1};
+    OWNED_BY(assay_leave_one_out_free) assay_leave_one_out held = {0};
+    MUST(write_scales(ctx, e, t, p, members, &model));
+    if (t->null == NULL) return ASSAY_OK;
+    MUST(assay_leave_one_out_start(ctx, &model, t->count, t->errors, &held));
+    return assay_null_draw(ctx, e, t, p, members, &held);
 }
 
 /* What members make of h that is quantised. */

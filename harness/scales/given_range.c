@@ -68,20 +68,17 @@ static assay_status leave_i32(assay_context *ctx, void *self, const char *path, 
 static assay_status look_at_results(assay_context *ctx, const assay_plan *plan, const assay_source *in,
                                     const assay_precision *precision, bool *changed)
 {
-    assay_status status;
     const assay_sink nowhere = {.wants = wants_all, .write = leave, .write_i32 = leave_i32};
     const assay_member rounded = {.precision = precision, .nearest = true, .exact = true};
-    assay_ensemble e = {.plan = plan, .in = in, .out = &nowhere};
-    TRY(assay_ensemble_collect(ctx, &e, false));
-    TRY(assay_ensemble_run_golden(ctx, &e));
-    TRY(assay_ensemble_run(ctx, &e, &rounded));
+    OWNED_BY(assay_ensemble_release) assay_ensemble e = {.plan = plan, .in = in, .out = &nowhere};
+    MUST(assay_ensemble_collect(ctx, &e, false));
+    MUST(assay_ensemble_run_golden(ctx, &e));
+    MUST(assay_ensemble_run(ctx, &e, &rounded));
     for (int i = 0; i < e.golden.count; i++) {
         const assay_scaled *t = &e.tensors[i];
         for (int64_t k = 0; k < t->count; k++) *changed |= t->errors[k] != 0;
     }
-cleanup:
-    assay_ensemble_release(&e);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_settle_inputs(assay_context *ctx, const assay_plan *plan, const assay_source *in,

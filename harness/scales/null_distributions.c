@@ -146,19 +146,16 @@ static void add_scales(const assay_scaled *t, const assay_statistics_pass *pass)
 /* No error: the golden values, and those rounded. And an error of one deviation, which the error scale allows. */
 static assay_status start_range(assay_context *ctx, const assay_scaled *t, const forms *f)
 {
-    passes pass = {0};
-    assay_status status;
+    OWNED_BY(end) passes pass = {0};
     for (int s = 0; s < ASSAY_STATISTICS; s++) {
         t->null->low[s] = t->null->high[s] = t->null->spread[s] = 0;
         t->null->members[s] = ASSAY_MOST_MEMBERS;
     }
-    TRY(start(ctx, t, f, &pass));
+    MUST(start(ctx, t, f, &pass));
     add_scales(t, &pass.form[AS_THEY_ARE]);
     add_results(t, f, NULL, &pass);
     take_in(f, &pass, t->null);
-cleanup:
-    end(&pass);
-    return status;
+    return ASSAY_OK;
 }
 
 /* Of the members, in each form: their statistics, and of each statistic of slopes the spread of its largest slice, and how
@@ -352,13 +349,12 @@ static void summarise(const assay_scaled *t, const forms *f, int statistic, doub
 
 assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p)
 {
-    assay_status status;
-    passes pass = {0};
+    OWNED_BY(end) passes pass = {0};
     char path[ASSAY_PATH_SIZE];
     double rows[ASSAY_STATISTICS * ASSAY_NULL_COLUMNS];
     const forms f = forms_of(e, t, p);
     const int count = assay_statistics_rows(&t->spec->shape);
-    TRY(start(ctx, t, &f, &pass));
+    MUST(start(ctx, t, &f, &pass));
     add_results(t, &f, t->errors, &pass);
     take_in(&f, &pass, t->null);
     if (e->plan->precisions[p].form == ASSAY_FORM_INACCURATE)
@@ -368,8 +364,5 @@ assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, cons
         if (row >= 0) summarise(t, &f, s, rows + row * ASSAY_NULL_COLUMNS);
     }
     assay_path_at(ASSAY_ROLE_NULL, e->plan->precisions[p].name, t->spec->path, path);
-    TRY(assay_write_result(ctx, e->out, path, count * ASSAY_NULL_COLUMNS, rows));
-cleanup:
-    end(&pass);
-    return status;
+    return assay_write_result(ctx, e->out, path, count * ASSAY_NULL_COLUMNS, rows);
 }

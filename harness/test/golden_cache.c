@@ -204,16 +204,12 @@ cleanup:
 static assay_status evaluate_aside(assay_context *ctx, const assay_plan *plan, const assay_source *source,
                                    const char *yaml, assay_golden *golden)
 {
-    assay_status status;
-    assay_backend_folder folder = {0};
+    OWNED_BY(assay_backend_folder_end) assay_backend_folder folder = {0};
     char path[2304];
-    TRY(assay_backend_folder_make(ctx, NULL, &folder));
+    MUST(assay_backend_folder_make(ctx, NULL, &folder));
     assay_backend_file(path, sizeof path, folder.path, "golden", "h5");
-    TRY(assay_golden_write_from(ctx, plan, path, source, true));
-    TRY(open_checked(ctx, path, yaml, golden));
-cleanup:
-    assay_backend_folder_end(&folder);
-    return status;
+    MUST(assay_golden_write_from(ctx, plan, path, source, true));
+    return open_checked(ctx, path, yaml, golden);
 }
 
 static bool can_be_written(assay_context *ctx, const char *folder, const char *path)

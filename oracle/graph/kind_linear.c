@@ -287,44 +287,38 @@ static void join_columns(const assay_context *ctx, linear_part *p, double *whole
 static assay_status multiply_apart(assay_context *ctx, const graph_call *c, double *y, const double *x,
                                    const graph_linear_size *size)
 {
-    assay_status status = ASSAY_OK;
     const int64_t shards = size->parts.shards, own = size->m * size->n / shards;
-    linear_part p = {0};
-    TRY(assay_alloc_f64(ctx, "product of a part", own, &p.y));
-    TRY(assay_alloc_f64(ctx, "sum of products", own, &p.sum));
+    OWNED_BY(free_part) linear_part p = {0};
+    MUST(assay_alloc_f64(ctx, "product of a part", own, &p.y));
+    MUST(assay_alloc_f64(ctx, "sum of products", own, &p.sum));
     for (int64_t i = 0; i < parts_of_sum(size) * shards; i++) {
-        TRY(slice_part(ctx, &p, c, x, NULL, size, i));
-        TRY(multiply(ctx, &p.c, p.y, p.x, 0, &p.size));
+        MUST(slice_part(ctx, &p, c, x, NULL, size, i));
+        MUST(multiply(ctx, &p.c, p.y, p.x, 0, &p.size));
         join_columns(ctx, &p, y, p.y, size->n, size->branches, shards, p.shard, p.column == 0);
     }
-cleanup:
-    free_part(&p);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status backward_apart(assay_context *ctx, const graph_call *c, const double *dy,
                                    const graph_linear_size *size)
 {
-    assay_status status = ASSAY_OK;
     const int64_t sums = parts_of_sum(size), shards = size->parts.shards, own = size->m * size->k / sums;
-    linear_part p = {0};
-    if (c->dx[X] != NULL) TRY(assay_alloc_f64(ctx, "gradient of a part", own, &p.dx));
-    if (c->dx[X] != NULL) TRY(assay_alloc_f64(ctx, "sum of gradients", own, &p.sum));
+    OWNED_BY(free_part) linear_part p = {0};
+    if (c->dx[X] != NULL) MUST(assay_alloc_f64(ctx, "gradient of a part", own, &p.dx));
+    if (c->dx[X] != NULL) MUST(assay_alloc_f64(ctx, "sum of gradients", own, &p.sum));
     if (c->dx[W] != NULL)
-        TRY(assay_alloc_f64(ctx, "weight gradient of a part", groups_of(size) * size->k * size->n / sums / shards,
-                            &p.dw));
+        MUST(assay_alloc_f64(ctx, "weight gradient of a part", groups_of(size) * size->k * size->n / sums / shards,
+                             &p.dw));
     for (int64_t i = 0; i < sums * shards; i++) {
-        TRY(slice_part(ctx, &p, c, c->x[X], dy, size, i));
+        MUST(slice_part(ctx, &p, c, c->x[X], dy, size, i));
         p.c.dx[X] = p.dx;
         p.c.dx[W] = p.dw;
-        TRY(graph_linear_backward(ctx, &p.c, p.dy, &p.size));
+        MUST(graph_linear_backward(ctx, &p.c, p.dy, &p.size));
         if (p.dx != NULL) join_columns(ctx, &p, c->dx[X], p.dx, size->k, 1, sums, p.column, p.shard == 0);
         if (p.dw != NULL) copy_weights(&p, size, p.dw, c->dx[W], true);
     }
     if (p.dx != NULL && shards > 1) assay_round(ctx, ASSAY_ROUND_STORAGE, size->m * size->k, c->dx[X]);
-cleanup:
-    free_part(&p);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status forward(assay_context *ctx, const graph_call *c)

@@ -147,27 +147,24 @@ static assay_status attend(assay_context *ctx, const bs_call *c, const graph *g,
 
 assay_status bs_call_attention(assay_context *ctx, bs_call *c)
 {
-    assay_status status;
     const bool list = strchr(c->tensors.items[0].axes, 'j') != NULL;
     const bool back = assay_function_forward(c->config.function) != NULL;
     graph g;
-    bs_gradient_sums sums = {.sums = c->g};
+    OWNED_BY(bs_gradient_sums_close) bs_gradient_sums sums = {.sums = c->g};
     bs_attention_graph(&g, &c->run, &c->config.recipe);
-    TRY(bs_take_angles(ctx, c));
+    MUST(bs_take_angles(ctx, c));
     if (c->run.yarn_freqs[0] ==
         NULL) { /* it begins within the block: key and value are what it gives, its caller's to round */
         graph_fused(&g, graph_find(&g, "key_proj"));
         graph_fused(&g, graph_find(&g, "value_proj"));
     }
-    if (list) TRY(bs_gradient_sums_open(ctx, &c->run, &sums, &c->g, BS_PRE_NORM, BS_POST_NORM));
+    if (list) MUST(bs_gradient_sums_open(ctx, &c->run, &sums, &c->g, BS_PRE_NORM, BS_POST_NORM));
     for (int64_t m = 0; m < (list ? c->run.factor : 1); m++) {
-        TRY(attend(ctx, c, &g, m, bs_gradients_of(&sums, m)));
+        MUST(attend(ctx, c, &g, m, bs_gradients_of(&sums, m)));
         if (list && back) assay_round(ctx, ASSAY_ROUND_STORAGE, c->out[0].count, bs_part(&c->out[0], m));
         if (list) bs_add_gradients(ctx, &c->run, &sums, m);
     }
-cleanup:
-    bs_gradient_sums_close(&sums);
-    return status;
+    return ASSAY_OK;
 }
 
 /* Their results are as attention leaves them. */

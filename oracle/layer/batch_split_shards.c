@@ -319,17 +319,14 @@ assay_status bs_staggered_call(assay_context *ctx, bs_run *run, bs_stage stage, 
 assay_status bs_staggered_bwd(assay_context *ctx, bs_run *run, bs_stage stage, bs_function_bwd *f, const bs_layer *at,
                               bs_microbatch *b, bs_microbatch *d, int first, int end)
 {
-    assay_status status;
     bs_layer each = *at;
-    bs_gradient_sums sums = {0};
-    TRY(bs_gradient_sums_open(ctx, run, &sums, at->g, first, end));
+    OWNED_BY(bs_gradient_sums_close) bs_gradient_sums sums = {0};
+    MUST(bs_gradient_sums_open(ctx, run, &sums, at->g, first, end));
     for (int64_t m = 0; m < stage.count; m++) {
         each.g = bs_gradients_of(&sums, m);
-        TRY(assay_schedule_add(ctx, &run->schedule, true, stage.name, stage.layer, m));
-        TRY(f(ctx, &each, &b[m], &d[m]));
+        MUST(assay_schedule_add(ctx, &run->schedule, true, stage.name, stage.layer, m));
+        MUST(f(ctx, &each, &b[m], &d[m]));
         bs_add_gradients(ctx, run, &sums, m);
     }
-cleanup:
-    bs_gradient_sums_close(&sums);
-    return status;
+    return ASSAY_OK;
 }

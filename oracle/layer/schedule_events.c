@@ -282,15 +282,12 @@ static assay_status check_backward(assay_context *ctx, const assay_timetable *t,
 assay_status assay_schedule_check(assay_context *ctx, const int32_t *events, int64_t count,
                                   const assay_schedule_dims *dims)
 {
-    assay_status status;
-    assay_timetable t = {0};
-    TRY(assay_timetable_open(ctx, &t, events, count, dims));
-    TRY(require_all(ctx, &t));
-    for (int64_t layer = 0; layer < dims->layers; layer++) TRY(check_forward(ctx, &t, layer));
-    for (int64_t layer = 0; dims->backward && layer < dims->layers; layer++) TRY(check_backward(ctx, &t, layer));
-cleanup:
-    assay_timetable_close(&t);
-    return status;
+    OWNED_BY(assay_timetable_close) assay_timetable t = {0};
+    MUST(assay_timetable_open(ctx, &t, events, count, dims));
+    MUST(require_all(ctx, &t));
+    for (int64_t layer = 0; layer < dims->layers; layer++) MUST(check_forward(ctx, &t, layer));
+    for (int64_t layer = 0; dims->backward && layer < dims->layers; layer++) MUST(check_backward(ctx, &t, layer));
+    return ASSAY_OK;
 }
 
 void assay_schedule_trace(FILE *file, const int32_t *events, const int32_t *groups, int64_t count)

@@ -139,22 +139,19 @@ static assay_status locate(assay_context *ctx, const assay_timetable *t, int row
 assay_status assay_schedule_barriers(assay_context *ctx, const int32_t *events, int64_t count,
                                      const assay_schedule_dims *dims, int32_t *barriers)
 {
-    assay_status status;
-    assay_timetable t = {0};
+    OWNED_BY(assay_timetable_close) assay_timetable t = {0};
     barrier_ends ends;
-    TRY(assay_timetable_open(ctx, &t, events, count, dims));
+    MUST(assay_timetable_open(ctx, &t, events, count, dims));
     for (int64_t layer = 0; layer < dims->layers; layer++) {
         for (int row = 0; row < BARRIER_ROWS; row++) {
             for (int64_t m = 0; m < dims->factor; m++) {
                 if (!ends_of(dims, row, layer, m, &ends)) continue;
-                TRY(locate(ctx, &t, row, &ends, barriers));
+                MUST(locate(ctx, &t, row, &ends, barriers));
                 barriers += ASSAY_BARRIER_FIELDS;
             }
         }
     }
-cleanup:
-    assay_timetable_close(&t);
-    return status;
+    return ASSAY_OK;
 }
 
 static int by_positions(const void *a, const void *b)

@@ -208,22 +208,18 @@ static assay_status make_piece(assay_context *ctx, piece *s)
 static assay_status make_rows(assay_context *ctx, const quad_product *rows, const quad_cut *cut,
                               const assay_arithmetic *engine)
 {
-    assay_status status;
-    quad_slices x = {0};
-    piece s = {.product = *rows, .cut = *cut, .engine = engine, .x = &x};
+    OWNED_BY(quad_slices_free) quad_slices x = {0};
+    OWNED_BY(free_piece) piece s = {.product = *rows, .cut = *cut, .engine = engine, .x = &x};
     const quad_layout layout = {.values = rows->x, .outer = rows->m, .inner = rows->k, .ld = rows->ldx};
-    TRY(quad_slices_make(ctx, &layout, cut, &x));
-    TRY(alloc_piece(ctx, &s));
+    MUST(quad_slices_make(ctx, &layout, cut, &x));
+    MUST(alloc_piece(ctx, &s));
     for (int64_t begin = 0; begin < rows->n; begin += COLUMNS) {
         s.product.n = rows->n - begin < COLUMNS ? rows->n - begin : COLUMNS;
         s.product.w = rows->w + (rows->w_transposed ? begin * rows->ldw : begin);
         s.product.y = rows->y + begin;
-        TRY(make_piece(ctx, &s));
+        MUST(make_piece(ctx, &s));
     }
-cleanup:
-    free_piece(&s);
-    quad_slices_free(&x);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status quad_matmul_sliced(assay_context *ctx, const quad_product *product, const assay_arithmetic *engine)

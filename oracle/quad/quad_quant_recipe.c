@@ -137,17 +137,13 @@ static assay_status quantise(assay_context *ctx, quad_recipe_matrix *m, const as
 assay_status quad_quantise_gradient(assay_context *ctx, const assay_quant_recipe_config *recipe, int64_t rows,
                                     int64_t columns, const quad *dy, quad *numbers)
 {
-    assay_status status;
-    void *group = NULL;
-    quad_recipe_matrix m = {.rows = rows, .columns = columns, .x = dy};
-    TRY(assay_alloc(ctx, "groups of rows", rows, sizeof *m.group, &group));
+    OWNED void *group = NULL;
+    OWNED_BY(matrix_free) quad_recipe_matrix m = {.rows = rows, .columns = columns, .x = dy};
+    MUST(assay_alloc(ctx, "groups of rows", rows, sizeof *m.group, &group));
     m.group = memset(group, 0, (size_t)rows * sizeof *m.group);
-    TRY(quantise(ctx, &m, recipe, &recipe->recipe->dx_dy, &recipe->dy));
+    MUST(quantise(ctx, &m, recipe, &recipe->recipe->dx_dy, &recipe->dy));
     memcpy(numbers, m.numbers, (size_t)(rows * columns) * sizeof *numbers);
-cleanup:
-    matrix_free(&m);
-    free(group);
-    return status;
+    return ASSAY_OK;
 }
 
 /* x, dy or what is made of them: a matrix of the layer's rows. */
