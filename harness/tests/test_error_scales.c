@@ -101,21 +101,39 @@ static void check(assay_case *c, double most, const double least[2], bool wide)
 #define THREE "checkpoints=all;profiles=[bf16, f16, f32]"
 #define TINY "checkpoints=all;profiles=f16;dtype=float16;inputs.cotangents/y={scale: 1.0e-4}"
 
-/* A large bias makes a large sum, whose rounding a softmax of all experts keeps. */
-TEST(a_bias_inside_a_softmax_is_rounded)
+/* Roundings that scales must have: the harmonic mean of those of a tensor. */
+TEST(test_roundings)
 {
-    OWNED_BY(trial_close) trial t;
-    trial_evaluate(&t,
-                   case_from("{case: a, op: moe, model: {decoder_block: gpt_oss, base_emb_dim: 1, base_moe_mlp_dim: 1, "
-                             "num_experts: 4, num_experts_per_tok: 4, routed_bias: true, norm_topk_prob: true, "
-                             "fused_moe_func: true, mlp_activations_limit: 7, mlp_activations: [sigmoid, linear]}, "
-                             "batch: 2, sequence: 2, inputs: "
-                             "{weights/gate/bias: {scale: 0.14, "
-                             "mean: 34.5}}, gradients: [none], profiles: [bf16]}"),
-                   NULL);
-    const assay_tensor *weights = assay_tensor_set_find(&t.golden, "routing/weights"),
-                       *scale = assay_tensor_set_find(&t.golden, "error_scale/bf16/routing/weights");
-    for (int64_t i = 0; i < weights->count; i++) assert_true(scale->values[i] > 5e-7 * weights->values[i]);
+#define PROGRAM "{case: a, op: program, dtype: float32, seed: 1, "
+    static const struct {
+        const char *text, *path;
+        double least;
+    } table[] = {
+        /* a large bias makes a large sum, whose rounding a softmax of all experts keeps */
+        {"{case: a, op: moe, model: {decoder_block: gpt_oss, base_emb_dim: 1, base_moe_mlp_dim: 1, num_experts: 4, "
+         "num_experts_per_tok: 4, routed_bias: true, norm_topk_prob: true, fused_moe_func: true, "
+         "mlp_activations_limit: 7, "
+         "mlp_activations: [sigmoid, linear]}, batch: 2, sequence: 2, inputs: {weights/gate/bias: {scale: 0.14, mean: "
+         "34.5}}, "
+         "gradients: [none], profiles: [bf16]}",
+         "error_scale/bf16/routing/weights", 1e-7},
+        /* three numbers of the size of x in exp2(x log2e - lse log2e) */
+        {PROGRAM
+         "profiles: [f32], sizes: {T: 256, E: 2}, inputs: {x: {axes: [T, E], scale: 0.5}, z: {axes: [E], values: "
+         "[40, 20]}}, outputs: {p: 'max(softmax(add(x, z), over=\"E\"), over=\"E\")'}}",
+         "error_scale/f32/outputs/p", 40 * 0x1p-24 * 0.6},
+        /* large scores that the backward computes again, in another order */
+        {PROGRAM "profiles: [f32], sizes: {B: 8, S: 1, N: 1, H: 64}, inputs: {q: {axes: [B, S, N, H], scale: 30.0}, k: "
+                 "[B, S, N, H], v: [B, S, N, H]}, outputs: {y: 'attention(q, k, v)'}}",
+         "error_scale/f32/gradients/inputs/v", 1e-6}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        OWNED_BY(trial_close) trial t;
+        double sum = 0;
+        trial_evaluate(&t, case_from(table[i].text), NULL);
+        const assay_tensor *scale = assay_tensor_set_find(&t.golden, table[i].path);
+        for (int64_t k = 0; k < scale->count; k++) sum += 1 / scale->values[k];
+        assert_true((double)scale->count / sum >= table[i].least);
+    }
 }
 
 TEST(test_scales_of_parts)

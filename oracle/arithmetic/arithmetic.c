@@ -29,6 +29,11 @@ void assay_round(const assay_context *ctx, assay_rounding rounding, int64_t coun
     if (ctx->arithmetic->round != NULL) ctx->arithmetic->round(ctx, rounding, count, values);
 }
 
+double assay_moved_by(const assay_context *ctx, double number)
+{
+    return assay_rounds_at_random(ctx) ? emulated_moved_by(ctx, number) : 0;
+}
+
 void assay_round_terms(const assay_context *ctx, int64_t terms, int64_t count, const double *squares, double *sums)
 {
     if (ctx->arithmetic->round_terms != NULL) ctx->arithmetic->round_terms(ctx, terms, count, squares, sums);

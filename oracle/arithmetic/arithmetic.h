@@ -124,6 +124,10 @@ assay_status assay_matmul(assay_context *ctx, const assay_matmul_args *args);
 /* What the context's arithmetic makes of values at such a place: nothing, but in the emulated one. */
 void assay_round(const assay_context *ctx, assay_rounding rounding, int64_t count, double *values);
 
+/* The error alone of a rounding of ASSAY_ROUND_ACCUMULATE, as of a term that cancels: at float64 it is no multiple of the number's own unit,
+ * of which a few members may all have drawn none. */
+double assay_moved_by(const assay_context *ctx, double number);
+
 /* Sums whose partial sums were rounded: errors like those of `roundings` independent ones of the final values. */
 void assay_round_sums(const assay_context *ctx, double roundings, int64_t count, double *sums);
 

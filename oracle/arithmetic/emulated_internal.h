@@ -21,6 +21,7 @@ uint64_t emulated_key(const assay_emulation *emulation, uint64_t stream);
 
 /* As the arithmetic rounds a tensor somewhere: assay_arithmetic.round. */
 void emulated_round(const assay_context *ctx, assay_rounding rounding, int64_t count, double *values);
+double emulated_moved_by(const assay_context *ctx, double number); /* assay_moved_by, of a run that rounds at random */
 emulated_rounder emulated_storage_rounder(const assay_emulation *emulation, assay_dtype type);
 /* Onto the grid of the type, as block-scaled operands are rounded. */
 void emulated_to_scaled_grid(const assay_context *ctx, assay_dtype type, int64_t count, double *values);

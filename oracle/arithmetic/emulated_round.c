@@ -125,6 +125,17 @@ void emulated_round(const assay_context *ctx, assay_rounding rounding, int64_t c
     if (rounding == ASSAY_ROUND_ACCUMULATE) emulated_round_narrow_sums(ctx, count, values);
 }
 
+double emulated_moved_by(const assay_context *ctx, double number)
+{
+    const emulated_rounder r = rounder_of(ctx->emulation, ASSAY_ROUND_ACCUMULATE);
+    double rounded = number;
+    if (r.way ==
+        EMULATED_TO_NEIGHBOUR) /* twice, as a number is next to others that are up to two of its roundings away */
+        return number * 4 * r.largest * emulated_centred(emulated_hash(emulated_bits_of(number) ^ r.key));
+    emulated_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &rounded);
+    return rounded - number;
+}
+
 void emulated_to_scaled_grid(const assay_context *ctx, assay_dtype type, int64_t count, double *values)
 {
     emulated_rounder r = emulated_storage_rounder(ctx->emulation, type);

@@ -20,17 +20,10 @@ bool graph_rounds_gradient(const graph_call *c, int in)
     return !(c->graph->unrounded && ends && alone);
 }
 
-double graph_moved_by(const assay_context *ctx, double number)
-{
-    double rounded = number;
-    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &rounded);
-    return rounded - number;
-}
-
 double graph_sum_moved(const assay_context *ctx, double term, double *sum)
 {
     const double exact = *sum + term;
-    *sum = exact + graph_moved_by(ctx, exact);
+    *sum = exact + assay_moved_by(ctx, exact);
     return *sum - exact;
 }
 

@@ -75,8 +75,6 @@ assay_status graph_linear_operands(assay_context *ctx, assay_quant_recipe_operan
 assay_status graph_linear_backward(assay_context *ctx, const graph_call *c, const double *dy,
                                    const graph_linear_size *size);
 
-/* What rounding makes of a number, in the type of sums: by so much of itself e to its power is off. */
-double graph_moved_by(const assay_context *ctx, double number);
 /* *sum += term; returns by how much rounding moved it. */
 double graph_sum_moved(const assay_context *ctx, double term, double *sum);
 /* The gradient of a gate, of which kernels of chunks have the gradients of sums, and add these up from the end of a chunk on. *off is by

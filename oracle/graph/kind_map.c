@@ -148,7 +148,7 @@ static void round_argument(const assay_context *ctx, graph_map f, int64_t count,
         f == GRAPH_MAP_sigmoid || f == GRAPH_MAP_silu || f == GRAPH_MAP_softplus; /* as e^x where it is */
     if ((f != GRAPH_MAP_exp && !below) || ctx->emulation == NULL) return;
     for (int64_t i = 0; i < count; i++)
-        if (f == GRAPH_MAP_exp || x[i] < 0) values[i] *= 1 + graph_moved_by(ctx, x[i]);
+        if (f == GRAPH_MAP_exp || x[i] < 0) values[i] *= 1 + assay_moved_by(ctx, x[i]);
 }
 
 /* A number near the middle of two of the type goes to either of them, by errors that are far finer than the type: an emulated
@@ -213,7 +213,7 @@ static void cancel_terms(const assay_context *ctx, graph_map f, int64_t count, c
             assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &moved);
             slope[i] += moved - terms;
         }
-        if (f == GRAPH_MAP_erf) slope[i] *= 1 + graph_moved_by(ctx, square);
+        if (f == GRAPH_MAP_erf) slope[i] *= 1 + assay_moved_by(ctx, square);
         if (f == GRAPH_MAP_tanh) slope[i] += cancelled(ctx, value[i]);
         if (f == GRAPH_MAP_gelu)
             slope[i] += 0.5 * x[i] * root * (1 + 3 * cubic * square) *

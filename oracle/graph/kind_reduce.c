@@ -5,6 +5,7 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/arithmetic/elementary.h"
+#include "oracle/arithmetic/emulated.h"
 #include "oracle/base/memory.h"
 #include "oracle/graph/graph_axes.h"
 #include "oracle/graph/graph_kind.h"
@@ -169,7 +170,7 @@ static int64_t start_of(const lines *l, int64_t line)
  * where that is no small error any more: a correct kernel makes it smaller then. */
 static double moved_a_little(const assay_context *ctx, double number)
 {
-    const double moved = graph_moved_by(ctx, number);
+    const double moved = assay_moved_by(ctx, number);
     return fabs(moved) <= 0.5 ? moved : 0;
 }
 
@@ -211,12 +212,12 @@ static double rounded_log(const assay_context *ctx, double sum)
 }
 
 /* What exponentials are divided by, or multiplied with its inverse; or they are made again as exp2(x log2e - lse log2e), where the roundings of
- * lse and of its product are errors that all of the line have. In the emulated runs lines take turns. */
+ * lse, of its product and of that of the largest x are errors that all of the line have. In the emulated runs lines take turns. */
 static double divisor_of(const assay_context *ctx, int64_t line, double largest, double sum)
 {
     const double lse = largest + rounded_log(ctx, sum), log2e = 1.4426950408889634;
-    if (assay_uses_third_form_at(ctx, line))
-        return sum * assay_exp(moved_a_little(ctx, lse) + moved_a_little(ctx, lse * log2e) / log2e);
+    const double products = moved_a_little(ctx, lse * log2e) + moved_a_little(ctx, -largest * log2e);
+    if (assay_uses_third_form_at(ctx, line)) return sum * assay_exp(moved_a_little(ctx, lse) + products / log2e);
     assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &sum);
     return sum;
 }
@@ -263,9 +264,9 @@ static assay_status softmax_backward(assay_context *ctx, const graph_call *c)
             const bool none = undivided == 2 || (undivided == 1 && y[i * l.step] != 1);
             double rest = none ? dy[i * l.step] : dy[i * l.step] - sum;
             assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &rest);
-            if (rounds) rest += graph_moved_by(ctx, dy[i * l.step]);
+            if (rounds) rest += assay_moved_by(ctx, dy[i * l.step]);
             dx[i * l.step] = y[i * l.step] * rest;
-            if (of_chosen != NULL) dx[i * l.step] += graph_moved_by(ctx, of_chosen[start + i * l.step]);
+            if (of_chosen != NULL) dx[i * l.step] += assay_moved_by(ctx, of_chosen[start + i * l.step]);
         }
     }
     graph_round_gradient(ctx, c, 0);
@@ -367,9 +368,11 @@ const graph_kind graph_kind_running_sum = {.name = "cumsum", .forward = running_
  * kernel goes one by one. */
 enum { DECAY, ADDED, SCAN_CHUNK = 256 /* Mamba-2's */, SCAN_TERMS = 16 /* that count in a sum */ };
 
+/* Not of a gate that the storage type has no number for: its log is -inf where it was stored. */
 static bool has_log(const assay_context *ctx, const graph_call *c, double a)
 {
-    return ctx->emulation != NULL && c->step->sums == ASSAY_FLOAT64 && a >= DBL_MIN && a <= DBL_MAX;
+    return ctx->emulation != NULL && c->step->sums == ASSAY_FLOAT64 && a <= DBL_MAX &&
+           a >= fmax(DBL_MIN, assay_dtype_least_subnormal(ctx->emulation->storage));
 }
 
 /* Element i of a line, as kernels may have it; *sum: of log a in its chunk so far. */
