@@ -77,8 +77,7 @@ def by_programs(case, profile, variant, mistake=""):
     import numpy
     import program_kernels
 
-    staged = any(path.startswith("checkpoints/") for path in case.expected)
-    return program_kernels.run(case.name.split("/")[1], Given(case, numpy.float64).tensors, list(case.expected), profile, variant, staged, mistake)[0]
+    return program_kernels.run(case.name.split("/")[1], Given(case, numpy.float64).tensors, list(case.expected), profile, variant, mistake)[0]
 
 
 def judged(case, kind, profile, variant):
@@ -200,12 +199,11 @@ def tell_wrong(options):
 def tell(failure, options):
     kind, profile, op, staged, variant, name, text, line = failure
     folder = pathlib.Path(options.output)
-    staging = " --staged" if staged and kind == "programs" else ""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(text)
     print(f"FAIL  {op} {profile} {kind} variant {variant}{' staged' if staged else ''}: {line}")
     print(f"    repeat: {os.path.relpath(options.program)} run {folder / name} --precision {profile} --set profiles={profile}{' --staged' if staged else ''} --backend "
-          f"'{sys.executable} {COMMANDS[kind]} {{request}} {{candidate}} --precision {profile} --variant {variant}{staging}'", flush=True)
+          f"'{sys.executable} {COMMANDS[kind]} {{request}} {{candidate}} --precision {profile} --variant {variant}'", flush=True)
 
 
 def table(title, rows, of, counts):

@@ -26,13 +26,12 @@ def main():
     serving.add_arguments(parser)
     parser.add_argument("--precision", help="a profile; else that of the case's grid")
     parser.add_argument("--variant", type=int, default=0)
-    parser.add_argument("--staged", action="store_true", help="of a program: what is given as a checkpoint is stored")
     options = parser.parse_args()
 
     def answer(path, candidate):
         precision, request = options.precision or usual_precision(path), Request(path, np.float64)
         if request.op == "program":
-            made, _ = program_kernels.run(request.case.split("/")[1], request.tensors, list(request.expects), precision, options.variant, options.staged)
+            made, _ = program_kernels.run(request.case.split("/")[1], request.tensors, list(request.expects), precision, options.variant)
             return write_stored(candidate, made, precision)
         write_stored(candidate, engine_operations.run(request.op, request.settings, request.tensors, request.wide, set(request.expects),
                                                       precision, options.variant), precision)

@@ -1,16 +1,18 @@
 """Programs that people write, each with a kernel in all the forms that docs/programs.md promises to pass, in PyTorch; nothing of the oracle's. A program is the text of its
 case and a function of `k`, which draws the forms; `k.wrong(name)` is a planted mistake, of which one at most is on."""
-import math
+import functools
 import random
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from engine_arithmetic import Arithmetic, Forms
+import library_attention
+from engine_arithmetic import Arithmetic, Forms, power_of_two
 
 PROFILES = ("f64", "f32", "bf16", "f16")
 LOG2E = 1.4426950408889634
+SIGMOID_BY_TANH = {torch.float16: -8.0, torch.bfloat16: -8.0, None: -2.0}  # as (1 + tanh(x / 2)) / 2 above it: below it loses its digits
 
 
 class Contract(torch.autograd.Function):
@@ -66,12 +68,47 @@ class Flash(torch.autograd.Function):
         return p * (dp - (d * out).sum(-1, keepdim=True)), k.einsum("bnst,bnsh->bnth", k.ar.operand(p), d), None
 
 
+def erf_of_seven_digits(x):
+    """Abramowitz and Stegun 7.1.26: 1.5e-7 off at most."""
+    t, total = 1 / (1 + 0.3275911 * x.abs()), torch.zeros_like(x)
+    for a in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592):
+        total = (total + a) * t
+    return torch.sign(x) * (1 - total * torch.exp(-x * x))
+
+
+class Gelu(torch.autograd.Function):
+    """By that erf, forward and backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        phi = 0.5 * (1 + erf_of_seven_digits(x * 0.7071067811865476))
+        ctx.save_for_backward(x, phi)
+        return x * phi
+
+    @staticmethod
+    def backward(ctx, d):
+        x, phi = ctx.saved_tensors
+        return d * (phi + x * torch.exp(-0.5 * x * x) * 0.3989422804014327)
+
+
+class Through(torch.autograd.Function):
+    """What codes stand for, with x's gradient."""
+
+    @staticmethod
+    def forward(ctx, x, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, d):
+        return d, None
+
+
 class Kernel:
     def __init__(self, profile, number, staged, mistake):
-        self.ar, self.number, self.mistake, self.mistakes = Arithmetic(profile, Forms(number)), number, mistake, []
+        self.ar, self.number, self.staged, self.mistake, self.mistakes = Arithmetic(profile, Forms(number)), number, staged, mistake, []
         if staged:  # what is given as a checkpoint is what is read
             self.ar.forms.stored = 1.0
-        self.chosen, self.choice = {}, {}
+        self.chosen, self.choice, self.codes = {}, {}, {}
 
     def wrong(self, name):
         self.mistakes.append(name)
@@ -117,6 +154,11 @@ class Kernel:
             parts = [sum(parts[i : i + 2]) for i in range(0, len(parts), 2)]
         return parts[0]
 
+    def amax(self, x):
+        if self.form("amax", "library", "halves") == "library" or x.shape[-1] % 2:
+            return x.amax(-1)
+        return torch.maximum(x[..., ::2].amax(-1), x[..., 1::2].amax(-1))
+
     def exp(self, x):
         return torch.exp2(x * LOG2E) if self.form("exp", "e", "2") == "2" and not self.ar.exact else torch.exp(x)
 
@@ -147,6 +189,13 @@ class Kernel:
             return Flash.apply(scores, value, self)
         return self.product("bnst,bnth->bnsh", self.softmax(scores), value)
 
+    def library_attention(self, q, key, v, bias, scale):
+        """[B,N,S,H] and [S,T]; None: none is drawn, or this Python has not the one that is."""
+        form = self.form("library attention", "own", "own", "SDPA", "JAX")
+        if self.mistake or not library_attention.THERE.get(form):
+            return None
+        return library_attention.BY[form](q, key, v, bias, scale, self.ar, self.ar.forms.tile)
+
     def logsumexp(self, x):
         form = self.form("logsumexp", "library", "exp2", "online")
         if form == "library" or self.ar.exact:
@@ -163,12 +212,16 @@ class Kernel:
         return chosen
 
     def sigmoid(self, x):
-        return self.ar.sigmoid(x)
+        if self.form("sigmoid", "engine", "engine", "tanh") == "engine" or self.ar.exact:
+            return self.ar.sigmoid(x)
+        return torch.where(x > SIGMOID_BY_TANH[self.ar.type], 0.5 + 0.5 * torch.tanh(0.5 * x), self.ar.sigmoid(x))
 
     def silu(self, x):
         return x * self.sigmoid(x) if not self.wrong("silu is gelu") else F.gelu(x)
 
     def gelu(self, x):
+        if self.form("erf", "library", "1e-7") == "1e-7" and not self.ar.exact:
+            return Gelu.apply(x)
         return 0.5 * x * (1 + torch.erf(x * 0.7071067811865476))
 
     def rsqrt(self, x):
@@ -211,6 +264,11 @@ def attention(k, q, key, v, window=0, cap=0.0):
     spread = lambda x: x.repeat(1, 1, copies, 1) if k.mistake == "heads in turn" else x.repeat_interleave(copies, 2)
     k.wrong("heads in turn")
     q, key, v = (x.transpose(1, 2) for x in (q, spread(key), spread(v)))
+    if not cap:
+        seen = torch.ones(s, s).tril() - (torch.ones(s, s).tril(-window) if window else 0)
+        y = k.library_attention(q, key, v, torch.where(seen > 0, 0.0, -1e30).to(q.dtype), h**-0.5)
+        if y is not None:
+            return {"y": y.transpose(1, 2)}
     scores = k.product("bnsh,bnth->bnst", q, key) * (1 / h if k.wrong("scale 1 / H") else h**-0.5)
     if cap:
         scores = scores if k.wrong("no cap") else cap * torch.tanh(scores / cap)
@@ -222,6 +280,9 @@ def attention(k, q, key, v, window=0, cap=0.0):
 
 
 def attention_bias(k, q, key, v, bias):
+    y = None if k.staged else k.library_attention(q, key, v, bias, 0.25)
+    if y is not None:
+        return {"y": y}
     scores = k.step("s", k.product("bnsh,bnth->bnst", q, key)) * 0.25
     return {"y": k.attend(scores if k.wrong("no bias") else scores + bias, v)}
 
@@ -229,7 +290,7 @@ def attention_bias(k, q, key, v, bias):
 def scan(k, gate, b):
     """a = sigmoid(gate): [T, F]."""
     a = k.step("a", k.sigmoid(gate))
-    if not k.mistake and k.form("scan", "tokens", "chunks") == "chunks" and not k.ar.exact and a.min() > 0:  # a chunk takes logarithms
+    if not k.mistake and k.form("scan", "tokens", "chunks") == "chunks" and not k.ar.exact and k.ar.round(a).min() > 0:  # a chunk takes logarithms
         made, y = [], torch.zeros_like(b[0])
         for ga, gb in zip(a.split(4), b.split(4)):
             log = torch.log(ga).cumsum(0)
@@ -328,10 +389,71 @@ def sigmoid_router(k, z, bias):
 def conv(k, x, w):
     taps = w.shape[1]
     padded = F.pad(x, (0, 0, taps - 1, 0) if not k.wrong("not causal") else (0, 0, taps - 2, 1))
-    order = range(taps) if k.form("taps", "up", "down") == "up" else reversed(range(taps))
-    c = sum(padded[:, i : i + x.shape[1]] * w[:, taps - 1 - i if k.mistake == "taps reversed" else i] for i in order)
+    parts = [(padded[:, i : i + x.shape[1]], w[:, taps - 1 - i if k.mistake == "taps reversed" else i]) for i in range(taps)]
     k.wrong("taps reversed")
+    form = k.form("taps", "up", "down", "even and odd", "one rounding", "fma", "library")
+    if form == "library" and not k.mistake:
+        c = F.conv1d(padded.transpose(1, 2), w[:, None], groups=len(w)).transpose(1, 2)
+    elif form == "even and odd":
+        c = sum(a * b for a, b in parts[::2]) + sum(a * b for a, b in parts[1::2])
+    elif form == "one rounding":
+        c = sum(a.double() * b.double() for a, b in parts).to(x.dtype)
+    else:
+        c = torch.zeros_like(x)
+        for a, b in parts[::-1] if form == "down" else parts:
+            c = (c.double() + a.double() * b.double()).to(x.dtype) if form == "fma" else c + a * b
     return {"y": k.silu(k.step("c", c))}
+
+
+def conv_of_channels(k, x, w0, w1, w2):
+    """Three taps of x [P,C], each by its matrix."""
+    w, size, form = (w0, w1, w2), x.shape[0] - 2, k.form("taps", "up", "down", "one product", "channels in parts")
+    taps = [k.step(f"t{i}", x[i : i + size]) for i in range(3)]
+    w = w[::-1] if k.wrong("taps reversed") else w
+    if form == "one product":
+        return {"y": k.product("tc,cf->tf", torch.cat(taps, 1), torch.cat(w))}
+    half = max(x.shape[1] // 2, 1) if form == "channels in parts" else x.shape[1]
+    parts = [k.product("tc,cf->tf", a[:, at : at + half], b[at : at + half]) for at in range(0, x.shape[1], half) for a, b in zip(taps, w)]
+    return {"y": sum(parts[::-1] if form == "down" else parts)}
+
+
+def quantised(k, name, x, quantiser):
+    """A line of `quantise`: what its codes stand for. Each operation is rounded to float32, as the recipe has it; amax comes in any order."""
+    block, largest, least, digits, of_powers, tensor = quantiser
+    f32 = lambda x: x.float().double()
+    numbers = x.detach().double()
+    padded = F.pad(numbers, (0, -numbers.shape[-1] % block)).reshape(*numbers.shape[:-1], -1, block)
+    amax, tensor = k.amax(padded.abs()), f32(torch.tensor(tensor or 1.0))
+    amax = torch.full_like(amax, float(amax.max())) if k.wrong("amax of all") else amax
+    if of_powers:  # 2^(floor(log2 amax) - floor(log2 largest))
+        exponent = torch.frexp(amax)[1] - torch.frexp(torch.tensor(largest))[1]
+        scale = power_of_two(torch.where(amax > 0, exponent.clamp(min=-127), -127))
+    elif tensor != 1:
+        scale = nearest(f32(amax * f32(f32(1 / tensor) * f32(torch.tensor(1 / 6)))), 448.0, -6, 3)
+    else:
+        scale = f32(amax.clamp(min=1e-4) / largest)
+    unit = f32(scale * tensor)[..., None]
+    ratio = f32(padded / unit) if k.form("elements", "reciprocal", "divided") == "divided" and not k.ar.exact else f32(padded * f32(1 / unit))
+    codes = nearest(torch.where(unit > 0, ratio, torch.zeros_like(ratio)), largest, least, digits)
+    codes = codes.clamp(max=largest / 2) if k.wrong("saturates early") else codes
+    as_x = lambda blocks: blocks.reshape(*numbers.shape[:-1], -1)[..., : numbers.shape[-1]]
+    k.codes[f"checkpoints/{name}/codes"], k.codes[f"checkpoints/{name}/scale"] = as_x(codes).float().numpy(), scale.float().numpy()
+    return Through.apply(x, as_x(codes * (scale * tensor)[..., None]).to(x.dtype))
+
+
+def nearest(x, largest, least, digits):
+    """To even, with so many digits behind the leading one and `least` the least exponent; saturating."""
+    step = power_of_two((torch.frexp(x)[1] - 1).clamp(min=least) - digits)
+    return ((x / step).round() * step).clamp(-largest, largest)
+
+
+def norm_quantise(k, x, scale, quantiser):
+    return {"y": quantised(k, "y", k.rms_norm(x, scale), quantiser)}
+
+
+def mlp_quantise(k, x, gate, up, down, quantiser):
+    h = k.step("h", gated(k, x, gate, up, k.silu)["y"])
+    return {"y": k.product("tf,fd->td", quantised(k, "q", h, quantiser), down)}
 
 
 def gated(k, x, gate, up, act):
@@ -383,6 +505,9 @@ MUON = "inputs: {g: {axes: [T, U], scale: SCALE}}\nsteps:\n  n: mul(g, rsqrt(add
 QKV = "inputs: {q: {axes: [B, S, N, H], scale: SCALE}, key: [B, S, K, H], v: [B, S, K, H]}\noutputs:\n  y: attention(q, key, v%s)\n"
 GATED = ("inputs: {x: {axes: [T, D], scale: SCALE}}\nweights: {gate: [D, F], up: [D, F]}\nsteps:\n  g: product(\"TD,DF->TF\", x, gate)\n  u: product(\"TD,DF->TF\", x, up)\n"
          "outputs:\n  y: mul(%s(g), u)\n")
+# Of a format: numbers of a block, the elements' largest number, least exponent and digits, whether scales are powers of two, the tensor's scale
+QUANTISERS = {"mxfp8_e4m3": (32, 448.0, -6, 3, True, 0), "mxfp8_e5m2": (32, 57344.0, -14, 2, True, 0), "mxfp4": (32, 6.0, 0, 1, True, 0),
+              "fp8_e4m3_1x128": (128, 448.0, -6, 3, False, 0), "fp8_e5m2_1x128": (128, 57344.0, -14, 2, False, 0), "nvfp4": (16, 6.0, 0, 1, False, 2.0e-3)}
 # name: kernel, sizes (least and largest), the rest of the case
 PROGRAMS = {
     "attention": (attention, {"B": (1, 2), "S": (1, 20), "K": (1, 2), "N": (2, 2, "K"), "H": (4, 64)}, QKV % ""),
@@ -416,6 +541,15 @@ PROGRAMS = {
              '  low: product("TD,DR->TR", x, a)\noutputs:\n  y: add(product("TD,DF->TF", x, w), mul(2.0, product("TR,RF->TF", low, b)))\n'),
     "rope": (rotated, {"T": (1, 24), "N": (1, 4), "R": (2, 2, "H")}, "inputs: {x: {axes: [T, N, R], scale: SCALE}, positions: {axes: [T], integers: [0, 4096]}}\noutputs:\n  y: rope(x, positions, theta=10000.0)\n"),
     "muon": (muon, {"T": (2, 12), "U": (12, 40)}, MUON),
+    "conv-channels": (conv_of_channels, {"T": (1, 24), "C": (1, 48), "F": (1, 24)}, "inputs: {x: {axes: [P, C], scale: SCALE}}\nweights: {w0: [C, F], w1: [C, F], w2: [C, F]}\nsteps:\n"
+                      + "".join(f'  t{i}: slice("P->T", x, first={i})\n' for i in range(3))
+                      + 'outputs:\n  y: add(add(product("TC,CF->TF", t0, w0), product("TC,CF->TF", t1, w1)), product("TC,CF->TF", t2, w2))\n'),
+    **{f"norm-{name}": (functools.partial(norm_quantise, quantiser=q), {"T": (1, 24), "D": (8, 16, "H")},
+                        f'inputs: {{x: {{axes: [T, D], scale: SCALE}}}}\nweights: {{scale: [D]}}\ncheckpoints: all\nsteps: {{}}\noutputs:\n  y: quantise(rms_norm(x, scale, epsilon=1e-6), "{name}"'
+                        + (f", tensor_scale={q[5]}" if q[5] else "") + ")\n") for name, q in QUANTISERS.items()},
+    **{f"mlp-{name}": (functools.partial(mlp_quantise, quantiser=QUANTISERS[name]), {"T": (1, 24), "D": (8, 96), "F": (2, 12, "H")}, "inputs: {x: {axes: [T, D], scale: SCALE}}\n"
+                       'weights: {gate: [D, F], up: [D, F], down: [F, D]}\nsteps:\n  h: mul(silu(product("TD,DF->TF", x, gate)), product("TD,DF->TF", x, up))\n'
+                       f'  q: quantise(h, "{name}")\noutputs:\n  y: product("TF,FD->TD", q, down)\ncheckpoints: all\n') for name in ("mxfp8_e4m3", "mxfp4")},
     "sinkhorn": (sinkhorn, {"T": (1, 24), "M": (2, 8)}, "inputs: {z: {axes: [T, M, N]}}\nsteps:\n  m: exp(z)\n  r0: div(m, sum(m, over=\"N\"))\n  c0: div(r0, sum(r0, over=\"M\"))\n"
                  '  r1: div(c0, sum(c0, over="N"))\noutputs:\n  y: div(r1, sum(r1, over="M"))\n'),
 }
@@ -431,9 +565,9 @@ def drawn(number):
         sizes[axis] = draw.randint(*limits[:2])
         if len(limits) == 3:  # a multiple of another axis, or an even number
             sizes[axis] *= sizes.get(limits[2], draw.randint(1, 16))
-    for twin, axis, of in (("N", "M", "sinkhorn"), ("V", "T", "muon")):
+    for twin, axis, of in (("N", "M", "sinkhorn"), ("V", "T", "muon"), ("P", "T", "conv-channels")):
         if name == of:
-            sizes[twin] = sizes[axis]
+            sizes[twin] = sizes[axis] + (2 if twin == "P" else 0)
     if "sizes+: {K: " in rest:
         sizes["K"] = int(rest.split("sizes+: {K: ")[1].split("}")[0])
         rest = rest.replace(f"sizes+: {{K: {sizes['K']}}}\n", "")
@@ -442,9 +576,9 @@ def drawn(number):
     return name, head + rest.replace("SCALE", str(scale))
 
 
-def run(name, tensors, expects, profile, number, staged=False, mistake=""):
+def run(name, tensors, expects, profile, number, mistake=""):
     """Results by path, and the kernel with the forms that were drawn. `tensors`: by path, of integers or float64."""
-    k = Kernel(profile, number, staged, mistake)
+    k = Kernel(profile, number, any(path.startswith("checkpoints/") for path in expects), mistake)
     leaves = {}
     for path, value in tensors.items():
         x = torch.from_numpy(np.array(value, order="C"))
@@ -461,7 +595,7 @@ def run(name, tensors, expects, profile, number, staged=False, mistake=""):
         of = leaves.get(path[len("gradients/"):], k.ar.checkpoints.get(path[len("gradients/"):])) if path.startswith("gradients/") else None
         if of is not None:
             results[path] = torch.zeros_like(of) if of.grad is None else of.grad
-    return {**k.choice, **{p: k.ar.round(x.detach()).numpy() for p, x in results.items() if p in expects}}, k
+    return {**k.choice, **k.codes, **{p: k.ar.round(x.detach()).numpy() for p, x in results.items() if p in expects}}, k
 
 
 def mistakes(name, tensors, expects):
