@@ -247,12 +247,10 @@ assay_status assay_case_compile(assay_context *ctx, const char *origin, assay_ca
 
 assay_status assay_case_check_program(assay_context *ctx, const assay_case *c)
 {
-    assay_case copy = {0};
+    OWNED_BY(assay_case_free) assay_case copy = {0};
     if (c->program->node_count > 0) return ASSAY_OK;
-    assay_status status = assay_case_copy(ctx, c, &copy);
-    if (status == ASSAY_OK) status = assay_case_compile(ctx, c->name, &copy);
-    assay_case_free(&copy);
-    return status;
+    MUST(assay_case_copy(ctx, c, &copy));
+    return assay_case_compile(ctx, c->name, &copy);
 }
 
 static assay_status read_sizes(const assay_yaml *y, assay_case *c, const yaml_node_t *node)

@@ -89,11 +89,9 @@ static assay_status list_tensors(assay_context *ctx, const assay_fixture_reader 
 {
     const int total = assay_fixture_count(golden);
     int count = 0;
-    OWNED place *places = calloc((size_t)total + 1, sizeof *places);
-    report->tensors = calloc((size_t)total + 1, sizeof *report->tensors);
-    if (places == NULL || report->tensors == NULL) {
-        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the results of %d tensors", total);
-    }
+    OWNED place *places = NULL;
+    MUST(assay_alloc_list(ctx, "results of tensors", total + 1, sizeof *places, &places));
+    MUST(assay_alloc_list(ctx, "results of tensors", total + 1, sizeof *report->tensors, &report->tensors));
     for (int i = 0; i < total; i++) {
         const assay_tensor_spec *spec = assay_fixture_spec(golden, i);
         if (assay_role_is_compared(spec->role)) places[count++] = (place){spec, assay_order_rank(order, spec)};

@@ -234,12 +234,10 @@ assay_status assay_profile_parse(assay_context *ctx, const char *origin, const c
 
 assay_status assay_profile_read_file(assay_context *ctx, const char *path, assay_profile *profile)
 {
-    char *text = NULL;
+    OWNED char *text = NULL;
     size_t size = 0;
-    assay_status status = assay_read_text_file(ctx, path, &text, &size);
-    if (status == ASSAY_OK) status = assay_profile_parse(ctx, path, text, size, profile);
-    free(text);
-    return status;
+    MUST(assay_read_text_file(ctx, path, &text, &size));
+    return assay_profile_parse(ctx, path, text, size, profile);
 }
 
 void assay_profile_to_yaml(const assay_profile *profile, char text[ASSAY_PROFILE_YAML_SIZE])

@@ -42,17 +42,13 @@ static void limit_memory(int64_t memory)
 
 static assay_status try_all(assay_context *ctx, const char *path, bool elements)
 {
-    assay_status status;
-    assay_fixture_reader *reader = NULL;
-    TRY(assay_fixture_open(ctx, path, &reader));
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *reader = NULL;
+    MUST(assay_fixture_open(ctx, path, &reader));
     for (int i = 0; elements && i < assay_fixture_count(reader); i++) {
-        status = assay_fixture_try_elements(ctx, reader, assay_fixture_spec(reader, i)->path);
-        if (status == ASSAY_NO_MEMORY) goto cleanup;
+        const assay_status status = assay_fixture_try_elements(ctx, reader, assay_fixture_spec(reader, i)->path);
+        if (status == ASSAY_NO_MEMORY) return status;
     }
-    status = ASSAY_OK; /* a dataset that cannot be read is that dataset's finding */
-cleanup:
-    assay_fixture_close(reader);
-    return status;
+    return ASSAY_OK; /* a dataset that cannot be read is that dataset's finding */
 }
 
 static int examine(void *data)

@@ -36,24 +36,21 @@ static void interrupt(int number)
 static assay_status write_files(assay_context *ctx, const assay_options *options, const assay_found *found,
                                 const assay_attempt *a, const char *yaml, const char *file)
 {
-    assay_status status;
-    char path[2304], *command = NULL;
+    char path[2304];
+    OWNED char *command = NULL;
     size_t size = 0;
-    TRY(assay_write_whole_file(ctx, file, yaml));
+    MUST(assay_write_whole_file(ctx, file, yaml));
     if (a->golden.reader != NULL) {
         assay_backend_file(path, sizeof path, options->output, found->c.name, "golden.h5");
-        TRY(assay_golden_write(ctx, &a->plan, path, NULL, true));
+        MUST(assay_golden_write(ctx, &a->plan, path, NULL, true));
     }
     FILE *out = assay_text_open(&command, &size);
     if (out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the command");
     assay_command_print(out, options, "run", file, NULL);
     fprintf(out, " -v\n");
-    if (!assay_text_close(out, &command)) TRY(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the command"));
+    if (!assay_text_close(out, &command)) MUST(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the command"));
     assay_backend_file(path, sizeof path, options->output, found->c.name, "reproduce.txt");
-    TRY(assay_write_whole_file(ctx, path, command));
-cleanup:
-    free(command);
-    return status;
+    return assay_write_whole_file(ctx, path, command);
 }
 
 static void print_shapes(const assay_plan *plan)
@@ -93,14 +90,14 @@ static void print_as_drawn(const assay_found *found)
 
 static assay_status tell(assay_context *ctx, void *self, const assay_found *found, const assay_attempt *a)
 {
-    assay_status status;
     const assay_options *options = self;
-    char file[2304] = "CASE.yml", line[ASSAY_REASON_LINE], message[ASSAY_PRINTABLE_SIZE], *yaml = NULL;
+    char file[2304] = "CASE.yml", line[ASSAY_REASON_LINE], message[ASSAY_PRINTABLE_SIZE];
+    OWNED char *yaml = NULL;
     const char *color = options->color ? assay_verdict_color(ASSAY_FAIL) : "", *off = options->color ? "\033[0m" : "";
-    TRY(assay_case_brief_yaml(ctx, &found->c, &yaml));
+    MUST(assay_case_brief_yaml(ctx, &found->c, &yaml));
     if (options->output != NULL) {
         assay_backend_file(file, sizeof file, options->output, found->c.name, "yml");
-        TRY(write_files(ctx, options, found, a, yaml, file));
+        MUST(write_files(ctx, options, found, a, yaml, file));
     }
     printf("%sFAIL%s  %s  %s\n", color, off, found->c.name, assay_printable(a->message, message));
     if (found->is_unsteady)
@@ -124,9 +121,7 @@ static assay_status tell(assay_context *ctx, void *self, const assay_found *foun
     if (options->output == NULL) printf("    (CASE.yml is the text above; -o DIR writes it)\n");
     printf("\n");
     fflush(stdout);
-cleanup:
-    free(yaml);
-    return status;
+    return ASSAY_OK;
 }
 
 /* ---- the end ---- */
@@ -211,23 +206,19 @@ static assay_status check_sets(assay_context *ctx, const assay_options *options)
 /* NAME.yml of a draw, which counts as if a backend had it, with the profile that it would be judged by. */
 static assay_status write_draw(assay_context *ctx, const assay_options *options, assay_draws *draws, int64_t number)
 {
-    assay_status status;
-    assay_case c = {0};
+    OWNED_BY(assay_case_free) assay_case c = {0};
     assay_drawn drawn;
     assay_profile profile;
-    char file[2304], set[64 + ASSAY_PRECISION_NAME_SIZE], *yaml = NULL;
-    TRY(assay_draw(ctx, draws, number, &c, &drawn));
+    char file[2304], set[64 + ASSAY_PRECISION_NAME_SIZE];
+    OWNED char *yaml = NULL;
+    MUST(assay_draw(ctx, draws, number, &c, &drawn));
     assay_draws_learn(draws, &drawn, &c, true);
-    TRY(assay_command_profile(ctx, options, NULL, assay_dtype_name(c.dtype), &profile));
+    MUST(assay_command_profile(ctx, options, NULL, assay_dtype_name(c.dtype), &profile));
     snprintf(set, sizeof set, "profiles=[%s]", profile.precision.name);
-    TRY(assay_case_set(ctx, &c, set));
-    TRY(assay_case_brief_yaml(ctx, &c, &yaml));
+    MUST(assay_case_set(ctx, &c, set));
+    MUST(assay_case_brief_yaml(ctx, &c, &yaml));
     assay_backend_file(file, sizeof file, options->output, c.name, "yml");
-    TRY(assay_write_whole_file(ctx, file, yaml));
-cleanup:
-    free(yaml);
-    assay_case_free(&c);
-    return status;
+    return assay_write_whole_file(ctx, file, yaml);
 }
 
 static assay_status draw_only(assay_context *ctx, const assay_options *options, int *exit_code)

@@ -59,22 +59,20 @@ static assay_status plan_scales(assay_context *ctx, assay_plan *plan, const assa
 static assay_status verify_golden(assay_context *ctx, assay_golden *golden, const char *path,
                                   const assay_options *options, finding *found)
 {
-    assay_status status;
     assay_plan *plan = &golden->plan;
     assay_fixture_reader *reader = golden->reader;
     assay_context own = *ctx;
-    TRY(assay_golden_read(ctx, reader, path, golden));
+    MUST(assay_golden_read(ctx, reader, path, golden));
     own.arithmetic = assay_golden_engine(golden);
     if (own.arithmetic == NULL) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: the attribute engine is missing or unknown", path);
     }
-    TRY(assay_golden_plan(ctx, golden, NULL));
-    TRY(assay_plan_require_memory(ctx, plan));
-    TRY(plan_scales(ctx, plan, reader, found));
-    status = assay_golden_recompute(&own, plan, reader, options->quiet);
+    MUST(assay_golden_plan(ctx, golden, NULL));
+    MUST(assay_plan_require_memory(ctx, plan));
+    MUST(plan_scales(ctx, plan, reader, found));
+    assay_status status = assay_golden_recompute(&own, plan, reader, options->quiet);
     if (status == ASSAY_OK) status = certify(&own, plan, reader, options, found);
     if (status != ASSAY_OK) assay_fail(ctx, status, "%s", own.message);
-cleanup:
     return status;
 }
 

@@ -117,13 +117,12 @@ assay_status assay_run_check(assay_context *ctx, const assay_options *options, c
     assay_status status = ASSAY_OK;
     for (int i = 0; i < chosen->count; i++) {
         case_plan p;
-        TRY(check_place(ctx, options, &chosen->cases[i], chosen->goldens[i]));
-        TRY(plan_case(ctx, options, &chosen->cases[i], chosen->goldens[i], &p));
+        MUST(check_place(ctx, options, &chosen->cases[i], chosen->goldens[i]));
+        MUST(plan_case(ctx, options, &chosen->cases[i], chosen->goldens[i], &p));
         if (p.stored == NULL) status = assay_inputs_check(ctx, &p.plan, NULL);
         case_plan_free(&p);
-        TRY(status);
+        MUST(status);
     }
-cleanup:
     return status;
 }
 

@@ -27,14 +27,13 @@ enum { DRAWS = 8 };
 static assay_status add_draw(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant, uint64_t seed,
                              assay_tensor_set *sums, bool *applies)
 {
-    assay_status status;
-    assay_tensor_set drawn = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set drawn = {0};
     const assay_emulation emulation = {.seed = seed};
     assay_context own = *ctx;
     own.emulation = &emulation;
-    status = assay_mutant_make(&own, t, mutant, &drawn, applies);
+    const assay_status status = assay_mutant_make(&own, t, mutant, &drawn, applies);
     snprintf(ctx->message, sizeof ctx->message, "%s", own.message);
-    TRY(status);
+    MUST(status);
     for (int i = 0; *applies && i < sums->count; i++) {
         const assay_tensor *golden = &t->golden->items[i], *found = &drawn.items[i];
         const assay_tensor *squares = assay_results_scales(sums, t->profile, golden->spec.path);
@@ -43,8 +42,6 @@ static assay_status add_draw(assay_context *ctx, const assay_trial *t, const ass
             squares->values[k] = (seed == 1 ? 0.0 : squares->values[k]) + error * error;
         }
     }
-cleanup:
-    assay_tensor_set_free(&drawn);
     return status;
 }
 

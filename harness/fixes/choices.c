@@ -297,10 +297,10 @@ static assay_status find_tau(assay_context *ctx, assay_choices *c, const assay_p
     assay_status status = ASSAY_OK;
     const int members = assay_ensemble_members(plan, &plan->precisions[0]);
     const double vanishing = plan->precisions[0].router > DBL_EPSILON ? FLT_MIN : 0;
-    assay_tensor_set scores = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set scores = {0};
     for (int i = 0; i < c->count; i++) {
         const assay_tensor_spec spec = scores_of(&c->routers[i]);
-        TRY(assay_tensor_set_add(ctx, &scores, &spec, NULL));
+        MUST(assay_tensor_set_add(ctx, &scores, &spec, NULL));
     }
     for (int number = 0; number < members; number++) {
         const assay_emulation emulation = assay_ensemble_member(plan, &plan->precisions[0], "choice", number);
@@ -309,12 +309,10 @@ static assay_status find_tau(assay_context *ctx, assay_choices *c, const assay_p
         member.emulation = &emulation;
         status = run_once(&member, plan, in, &scores);
         memcpy(ctx->message, member.message, sizeof ctx->message);
-        TRY(status);
+        MUST(status);
         for (int i = 0; i < c->count; i++) add_errors(&scores.items[i], &c->routers[i]);
     }
-    for (int i = 0; i < c->count; i++) TRY(tau_of(ctx, &c->routers[i], members, deviations, vanishing));
-cleanup:
-    assay_tensor_set_free(&scores);
+    for (int i = 0; i < c->count; i++) MUST(tau_of(ctx, &c->routers[i], members, deviations, vanishing));
     return status;
 }
 

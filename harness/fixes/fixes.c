@@ -222,29 +222,26 @@ assay_status assay_compare_fixed(assay_context *ctx, assay_golden *golden, assay
                                  const assay_profile *profile, double false_alarm, bool quiet, assay_report *report,
                                  assay_golden *against)
 {
-    assay_status status;
+    OWNED_BY(fixes_free)
     fixes f = {.golden = golden, .profile = profile, .false_alarm = false_alarm, .share = 1, .quiet = quiet};
     const assay_plan *plan = &golden->plan;
     *report = (assay_report){0};
     *against = (assay_golden){0};
     /* a case that cannot be planned leaves the order of folders */
-    status = assay_golden_plan(ctx, golden, profile);
-    if (status != ASSAY_OK && status != ASSAY_BAD_INPUT) goto cleanup;
+    const assay_status status = assay_golden_plan(ctx, golden, profile);
+    if (status != ASSAY_OK && status != ASSAY_BAD_INPUT) return status;
     ctx->message[0] = '\0';
-    TRY(assay_candidate_put_as_golden(ctx, plan, golden->reader, candidate));
-    TRY(assay_choices_read(ctx, golden->reader, assay_plan_order(plan), candidate, &f.choices));
-    TRY(assay_hidden_codes_adopt(ctx, plan, candidate, &f.codes));
+    MUST(assay_candidate_put_as_golden(ctx, plan, golden->reader, candidate));
+    MUST(assay_choices_read(ctx, golden->reader, assay_plan_order(plan), candidate, &f.choices));
+    MUST(assay_hidden_codes_adopt(ctx, plan, candidate, &f.codes));
     const bool differ = assay_choices_differ(&f.choices);
     if (!differ) assay_choices_count(&f.choices);
-    if (!differ) TRY(assay_candidate_take_rows(ctx, plan, golden->reader, candidate, &f.orders, &f.given));
-    if (differ || f.orders.is_output || f.codes.staged.count > 0) TRY(evaluate_or_say_why_not(ctx, &f, differ));
+    if (!differ) MUST(assay_candidate_take_rows(ctx, plan, golden->reader, candidate, &f.orders, &f.given));
+    if (differ || f.orders.is_output || f.codes.staged.count > 0) MUST(evaluate_or_say_why_not(ctx, &f, differ));
     if (differ && f.again.reader != NULL)
-        TRY(assay_candidate_take_rows(ctx, plan, f.again.reader, candidate, &f.orders, &f.given));
-    TRY(compare(ctx, &f, candidate, report));
-    if (f.again.reader != NULL) TRY(hand_over(ctx, &f, report, against));
-cleanup:
-    fixes_free(&f);
-    return status;
+        MUST(assay_candidate_take_rows(ctx, plan, f.again.reader, candidate, &f.orders, &f.given));
+    MUST(compare(ctx, &f, candidate, report));
+    return f.again.reader != NULL ? hand_over(ctx, &f, report, against) : ASSAY_OK;
 }
 
 /* --- stage by stage --- */

@@ -29,19 +29,16 @@ static bool are_finite(const assay_tensor *tensor)
 static assay_status take(assay_context *ctx, const assay_tensor_spec *expected, assay_fixture_reader *candidate,
                          assay_tensor_set *staged)
 {
-    assay_status status;
     assay_tensor_spec spec = *expected;
     assay_tensor *tensor = NULL;
     assay_staged_path(expected->path, spec.path);
     spec.role = ASSAY_ROLE_INPUT;
-    TRY(assay_tensor_set_add(ctx, staged, &spec, &tensor));
-    status = assay_fixture_read(ctx, candidate, expected->path, 0, tensor->count, tensor->values);
+    MUST(assay_tensor_set_add(ctx, staged, &spec, &tensor));
+    const assay_status status = assay_fixture_read(ctx, candidate, expected->path, 0, tensor->count, tensor->values);
     if (status == ASSAY_OK && are_finite(tensor)) tensor->written = tensor->count;
-    if (status != ASSAY_BAD_INPUT) goto cleanup;
+    if (status != ASSAY_BAD_INPUT) return status;
     ctx->message[0] = '\0';
-    status = ASSAY_OK;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Given weights of a router are a result of its stage, which begins at the inputs where no checkpoint comes before it. */

@@ -124,16 +124,16 @@ static void hold_against(assay_attempt *a, const assay_tensor_set *again)
 /* As `assay run` does it: in two processes, in the second of them twice. */
 static assay_status call_shared_object(assay_context *ctx, assay_tried *tried, const assay_source *in, assay_attempt *a)
 {
-    assay_status status;
-    assay_tensor_set again = {0};
+    assay_status status = ASSAY_OK;
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set again = {0};
     void *place = NULL;
     const assay_host_memory memory = assay_forks_memory(&tried->forks);
-    TRY(memory.take(ctx, memory.self, "host", sizeof(assay_host), &place));
+    MUST(memory.take(ctx, memory.self, "host", sizeof(assay_host), &place));
     assay_host *host = place;
-    TRY(assay_host_make(ctx, &a->plan, in, &memory, host));
+    MUST(assay_host_make(ctx, &a->plan, in, &memory, host));
     for (int run = 1; run <= 2 && a->end == ASSAY_ATTEMPT_PASS; run++) {
         assay_process_result process;
-        TRY(assay_forks_call(ctx, &tried->forks, host, run, tried->timeout, tried->memory, &process));
+        MUST(assay_forks_call(ctx, &tried->forks, host, run, tried->timeout, tried->memory, &process));
         host->message[ASSAY_HOST_MESSAGE - 1] = '\0';
         judge_process(a, &process, host->message, tried->timeout);
         a->seconds += process.seconds;
@@ -143,12 +143,10 @@ static assay_status call_shared_object(assay_context *ctx, assay_tried *tried, c
             fail(a, ctx->message, ctx->message);
             status = ASSAY_OK;
         }
-        TRY(status);
+        MUST(status);
         if (run == 2) hold_against(a, &again);
     }
-    if (a->end == ASSAY_ATTEMPT_PASS) TRY(assay_fixture_of_tensors(ctx, "candidate", &a->results, &a->candidate));
-cleanup:
-    assay_tensor_set_free(&again);
+    if (a->end == ASSAY_ATTEMPT_PASS) MUST(assay_fixture_of_tensors(ctx, "candidate", &a->results, &a->candidate));
     return status;
 }
 

@@ -31,25 +31,21 @@ static bool is_free(const assay_shrinking *s, const assay_case *c, const char *k
 static assay_status try_size(assay_context *ctx, assay_shrinking *s, const assay_case *c, const char *key, int64_t size,
                              outcome *found)
 {
-    assay_status status;
-    assay_case changed = {0};
-    assay_attempt a = {0};
+    OWNED_BY(assay_case_free) assay_case changed = {0};
+    OWNED_BY(assay_attempt_free) assay_attempt a = {0};
     char set[64];
     bool is_case = false;
     *found = SOMETHING_ELSE;
     snprintf(set, sizeof set, "%s=%" PRId64, key, size);
-    TRY(assay_case_copy(ctx, c, &changed));
-    status = assay_case_set(ctx, &changed, set);
+    MUST(assay_case_copy(ctx, c, &changed));
+    assay_status status = assay_case_set(ctx, &changed, set);
     if (status == ASSAY_OK) status = assay_draw_settle(ctx, &s->sets, s->tried->profile, &changed, &is_case);
-    TRY(assay_draw_forgive(ctx, status));
-    if (!is_case) goto cleanup;
-    TRY(assay_attempt_make(ctx, s->tried, &changed, 0, &a));
+    MUST(assay_draw_forgive(ctx, status));
+    if (!is_case) return ASSAY_OK;
+    MUST(assay_attempt_make(ctx, s->tried, &changed, 0, &a));
     if (a.end == ASSAY_ATTEMPT_PASS) *found = PASSES;
     if (a.end == ASSAY_ATTEMPT_FAIL && assay_reason_is_alike(&a.reason, &s->reason)) *found = FAILS;
-cleanup:
-    assay_attempt_free(&a);
-    assay_case_free(&changed);
-    return status;
+    return ASSAY_OK;
 }
 
 /* Neighbours that end alike are one range; what is no case is passed over. */

@@ -185,25 +185,16 @@ static assay_status write_all_inputs(assay_context *ctx, file_sink *sink, const 
 /* Users' own profiles, so that the golden's error scales can be told from those of another one of the name. */
 static assay_status set_profiles(assay_context *ctx, assay_fixture_writer *writer, const assay_plan *plan)
 {
-    assay_status status = ASSAY_OK;
-    char(*texts)[ASSAY_PROFILE_YAML_SIZE] = NULL;
-    const char **list = NULL;
+    OWNED char(*texts)[ASSAY_PROFILE_YAML_SIZE] = NULL;
+    OWNED const char **list = NULL;
     if (plan->own_count == 0) return ASSAY_OK;
-    texts = calloc((size_t)plan->own_count, sizeof *texts);
-    list = calloc((size_t)plan->own_count, sizeof *list);
-    if (texts == NULL || list == NULL) {
-        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the profiles");
-        goto cleanup;
-    }
+    MUST(assay_alloc_list(ctx, "the profiles", plan->own_count, sizeof *texts, &texts));
+    MUST(assay_alloc_list(ctx, "the profiles", plan->own_count, sizeof *list, &list));
     for (int i = 0; i < plan->own_count; i++) {
         assay_profile_to_yaml(&plan->own[i], texts[i]);
         list[i] = texts[i];
     }
-    TRY(assay_fixture_set_texts(ctx, writer, "profiles", plan->own_count, list));
-cleanup:
-    free(texts);
-    free(list);
-    return status;
+    return assay_fixture_set_texts(ctx, writer, "profiles", plan->own_count, list);
 }
 
 static assay_status set_left_out(assay_context *ctx, assay_fixture_writer *writer, const assay_plan *plan)

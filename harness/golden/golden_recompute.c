@@ -80,28 +80,22 @@ static assay_status checking_write(assay_context *ctx, void *self, const char *p
 static assay_status checking_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
                                        const int32_t *values)
 {
-    double *numbers = NULL;
-    assay_status status = assay_alloc_f64(ctx, path, count, &numbers);
-    for (int64_t i = 0; status == ASSAY_OK && i < count; i++) numbers[i] = values[i];
-    if (status == ASSAY_OK) status = checking_write(ctx, self, path, count, numbers);
-    free(numbers);
-    return status;
+    OWNED double *numbers = NULL;
+    MUST(assay_alloc_f64(ctx, path, count, &numbers));
+    for (int64_t i = 0; i < count; i++) numbers[i] = values[i];
+    return checking_write(ctx, self, path, count, numbers);
 }
 
 /* Mutants are judged by everything else. */
 static assay_status evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *source,
                              const assay_sink *out, bool quiet)
 {
-    assay_status status;
     assay_plan certified = *plan;
-    assay_tensor_set results = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
     if (!plan->mutants) return assay_evaluate(ctx, plan, source, out);
     certified.certify = false;
-    TRY(assay_golden_results(ctx, &certified, source, quiet, &results));
-    TRY(assay_golden_give_results(ctx, plan, &results, out));
-cleanup:
-    assay_tensor_set_free(&results);
-    return status;
+    MUST(assay_golden_results(ctx, &certified, source, quiet, &results));
+    return assay_golden_give_results(ctx, plan, &results, out);
 }
 
 assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,

@@ -106,13 +106,11 @@ static bool has_own_arithmetic(const assay_mutant *mutant)
 static assay_status run_requantised(assay_context *ctx, const assay_mutant *mutant, const assay_plan *plan,
                                     const assay_source *in, const assay_sink *out, bool *applies)
 {
-    assay_tensor_set staged = {0};
-    assay_status status = assay_mutant_requantise(ctx, mutant, plan, in, &staged, applies);
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set staged = {0};
+    MUST(assay_mutant_requantise(ctx, mutant, plan, in, &staged, applies));
     assay_overlay given = {assay_tensor_set_source(&staged), *in};
     const assay_source source = assay_overlay_source(&given);
-    if (status == ASSAY_OK && *applies) status = assay_evaluate(ctx, plan, &source, out);
-    assay_tensor_set_free(&staged);
-    return status;
+    return *applies ? assay_evaluate(ctx, plan, &source, out) : ASSAY_OK;
 }
 
 /* With its steps changed: the mutant applies where such a step is run. */

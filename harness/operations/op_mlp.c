@@ -41,28 +41,26 @@ assay_status assay_glu_of(assay_context *ctx, const assay_model_config *m, bool 
 assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_gated_mlp_config *config)
 {
     const assay_model_config *m = &c->config;
-    assay_status status;
     *config = (assay_gated_mlp_config){.rows = c->batch * c->sequence,
                                        .emb_dim = m->base_emb_dim,
                                        .mlp_dim = m->base_mlp_dim,
                                        .limit = m->mlp_activations_limit,
                                        .alpha = m->gate_alpha,
                                        .fused = m->fused_mlp};
-    TRY(assay_require_positive(ctx, "base_emb_dim", m->base_emb_dim));
-    TRY(assay_require_positive(ctx, "base_mlp_dim", m->base_mlp_dim));
-    TRY(assay_activation_of(ctx, m, 0, &config->activation[0]));
-    TRY(assay_activation_of(ctx, m, 1, &config->activation[1]));
-    TRY(assay_glu_of(ctx, m, true, &config->glu));
-    TRY(assay_hidden_config_of(ctx, c, config->mlp_dim, &config->hidden));
-    TRY(assay_linear_recipe_of(ctx, c, &config->recipe));
+    MUST(assay_require_positive(ctx, "base_emb_dim", m->base_emb_dim));
+    MUST(assay_require_positive(ctx, "base_mlp_dim", m->base_mlp_dim));
+    MUST(assay_activation_of(ctx, m, 0, &config->activation[0]));
+    MUST(assay_activation_of(ctx, m, 1, &config->activation[1]));
+    MUST(assay_glu_of(ctx, m, true, &config->glu));
+    MUST(assay_hidden_config_of(ctx, c, config->mlp_dim, &config->hidden));
+    MUST(assay_linear_recipe_of(ctx, c, &config->recipe));
     if (config->glu != ASSAY_GLU_PLAIN && config->activation[1] != ASSAY_LINEAR) {
-        status =
-            assay_fail(ctx, ASSAY_BAD_INPUT,
-                       "mlp_activations[1] is \"%s\", expected linear: with a limit the second branch is clamped alone",
-                       m->mlp_activations.item[1]);
+        return assay_fail(
+            ctx, ASSAY_BAD_INPUT,
+            "mlp_activations[1] is \"%s\", expected linear: with a limit the second branch is clamped alone",
+            m->mlp_activations.item[1]);
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 typedef struct mlp_config {

@@ -10,20 +10,18 @@
 static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
 {
     const assay_model_config *m = &c->config;
-    assay_status status;
     *(assay_permute_dims *)to = (assay_permute_dims){.tokens = c->batch * c->sequence,
                                                      .experts_per_token = m->num_experts_per_tok,
                                                      .experts = m->num_experts,
                                                      .emb_dim = m->base_emb_dim};
-    TRY(assay_require_positive(ctx, "base_emb_dim", m->base_emb_dim));
-    TRY(assay_require_positive(ctx, "num_experts", m->num_experts));
-    TRY(assay_require_positive(ctx, "num_experts_per_tok", m->num_experts_per_tok));
+    MUST(assay_require_positive(ctx, "base_emb_dim", m->base_emb_dim));
+    MUST(assay_require_positive(ctx, "num_experts", m->num_experts));
+    MUST(assay_require_positive(ctx, "num_experts_per_tok", m->num_experts_per_tok));
     if (m->num_experts_per_tok > m->num_experts) {
-        status =
-            assay_refuse_key(ctx, m, ASSAY_KEY_AT_num_experts_per_tok, "at most num_experts, %" PRId64, m->num_experts);
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_num_experts_per_tok, "at most num_experts, %" PRId64,
+                                m->num_experts);
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static int64_t axis_size(const void *config, char axis)

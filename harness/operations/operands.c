@@ -141,9 +141,10 @@ assay_status assay_quantise_list(assay_context *ctx, const assay_case *c, const 
     assay_status status = ASSAY_OK;
     int count = 0;
     if (c->quant_format_count == 0) return ASSAY_OK;
-    for (int i = 0; i < c->quant_format_count; i++) TRY(check_entry(ctx, c, operation, list, &c->quant_formats[i]));
-    assay_tensor_entry *entries = calloc((size_t)list->count + 2 * (size_t)c->quant_format_count, sizeof *entries);
-    if (entries == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of tensors");
+    for (int i = 0; i < c->quant_format_count; i++) MUST(check_entry(ctx, c, operation, list, &c->quant_formats[i]));
+    assay_tensor_entry *entries = NULL;
+    MUST(assay_alloc_list(ctx, "the list of tensors", list->count + 2 * c->quant_format_count, sizeof *entries,
+                          &entries));
     for (int i = 0; i < list->count; i++) {
         assay_tensor_entry *entry = &entries[count++];
         *entry = list->entries[i];
@@ -157,7 +158,6 @@ assay_status assay_quantise_list(assay_context *ctx, const assay_case *c, const 
     free(list->entries);
     list->entries = entries;
     list->count = count;
-cleanup:
     return status;
 }
 

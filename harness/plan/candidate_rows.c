@@ -79,18 +79,14 @@ static assay_status take_unused_bytes(assay_context *ctx, const assay_tensor_ent
 static assay_status take_unused(assay_context *ctx, const assay_tensor_entry *entry, const bool *used,
                                 assay_fixture_reader *golden, assay_fixture_reader *candidate)
 {
-    assay_status status;
     const int64_t count = assay_shape_count(&entry->spec.shape);
-    double *values = NULL, *expected = NULL;
-    TRY(read_numbers(ctx, golden, entry->spec.path, count, &expected));
-    TRY(or_leave(ctx, read_numbers(ctx, candidate, entry->spec.path, count, &values)));
-    if (values == NULL) goto cleanup;
+    OWNED double *values = NULL, *expected = NULL;
+    MUST(read_numbers(ctx, golden, entry->spec.path, count, &expected));
+    MUST(or_leave(ctx, read_numbers(ctx, candidate, entry->spec.path, count, &values)));
+    if (values == NULL) return ASSAY_OK;
     take_rows(values, expected, used, count, assay_unused_row_width(entry));
-    status = assay_fixture_replace(ctx, candidate, entry->spec.path, values, NULL);
+    const assay_status status = assay_fixture_replace(ctx, candidate, entry->spec.path, values, NULL);
     values = NULL;
-cleanup:
-    free(values);
-    free(expected);
     return status;
 }
 
@@ -109,19 +105,15 @@ static bool is_nan(int32_t code)
 static assay_status take_nan_codes(assay_context *ctx, const char *path, int64_t count, assay_fixture_reader *golden,
                                    assay_fixture_reader *candidate)
 {
-    assay_status status;
-    int32_t *codes = NULL, *expected = NULL;
-    TRY(read_integers(ctx, golden, path, count, &expected));
-    TRY(or_leave(ctx, read_integers(ctx, candidate, path, count, &codes)));
-    if (codes == NULL) goto cleanup;
+    OWNED int32_t *codes = NULL, *expected = NULL;
+    MUST(read_integers(ctx, golden, path, count, &expected));
+    MUST(or_leave(ctx, read_integers(ctx, candidate, path, count, &codes)));
+    if (codes == NULL) return ASSAY_OK;
     for (int64_t i = 0; i < count; i++) {
         if (is_nan(expected[i]) && is_nan(codes[i])) codes[i] = expected[i];
     }
-    status = assay_fixture_replace(ctx, candidate, path, NULL, codes);
+    const assay_status status = assay_fixture_replace(ctx, candidate, path, NULL, codes);
     codes = NULL;
-cleanup:
-    free(codes);
-    free(expected);
     return status;
 }
 
@@ -198,20 +190,16 @@ static bool is_ordered(const copies_order *o, const assay_tensor_spec *spec)
 static assay_status take_order(assay_context *ctx, const copies_order *o, const assay_tensor_spec *spec,
                                assay_fixture_reader *candidate)
 {
-    assay_status status;
     const int64_t width = spec->shape.dims[1];
-    double *values = NULL, *moved = NULL;
-    TRY(or_leave(ctx, read_numbers(ctx, candidate, spec->path, o->copies * width, &values)));
-    if (values == NULL) goto cleanup;
-    TRY(assay_alloc_f64(ctx, spec->path, o->copies * width, &moved));
+    OWNED double *values = NULL, *moved = NULL;
+    MUST(or_leave(ctx, read_numbers(ctx, candidate, spec->path, o->copies * width, &values)));
+    if (values == NULL) return ASSAY_OK;
+    MUST(assay_alloc_f64(ctx, spec->path, o->copies * width, &moved));
     for (int64_t j = 0; j < o->copies; j++) {
         memcpy(moved + o->place[o->candidate[j]] * width, values + j * width, (size_t)width * sizeof *moved);
     }
-    status = assay_fixture_replace(ctx, candidate, spec->path, moved, NULL);
+    const assay_status status = assay_fixture_replace(ctx, candidate, spec->path, moved, NULL);
     moved = NULL;
-cleanup:
-    free(values);
-    free(moved);
     return status;
 }
 
@@ -302,9 +290,8 @@ static assay_status take_replicas_of(assay_context *ctx, const assay_plan *plan,
                                      assay_fixture_reader *golden, assay_fixture_reader *candidate,
                                      assay_row_orders *orders)
 {
-    assay_status status;
     char line[ASSAY_MESSAGE_SIZE], path[ASSAY_PATH_SIZE], selected_path[ASSAY_PATH_SIZE];
-    int32_t *map = NULL, *selected = NULL, *expected = NULL, *chosen = NULL;
+    OWNED int32_t *map = NULL, *selected = NULL, *expected = NULL, *chosen = NULL;
     const char *layer = strchr(of_map->path, '/') + 1;
     const int length = (int)(strrchr(of_map->path, '/') + 1 - layer);
     snprintf(path, sizeof path, "routing/%.*sphysical_experts", length, layer);
@@ -312,25 +299,20 @@ static assay_status take_replicas_of(assay_context *ctx, const assay_plan *plan,
     if (!is_shared(golden, candidate, path)) return ASSAY_OK;
     const int64_t physical = of_map->shape.dims[0];
     const int64_t count = assay_shape_count(&assay_fixture_find(golden, path)->shape);
-    TRY(read_integers(ctx, golden, of_map->path, physical, &map));
-    TRY(read_integers(ctx, golden, selected_path, count, &selected));
-    TRY(read_integers(ctx, golden, path, count, &expected));
-    TRY(or_leave(ctx, read_integers(ctx, candidate, path, count, &chosen)));
-    if (chosen == NULL) goto cleanup;
-    if (memcmp(expected, chosen, (size_t)count * sizeof *chosen) == 0) goto cleanup;
+    MUST(read_integers(ctx, golden, of_map->path, physical, &map));
+    MUST(read_integers(ctx, golden, selected_path, count, &selected));
+    MUST(read_integers(ctx, golden, path, count, &expected));
+    MUST(or_leave(ctx, read_integers(ctx, candidate, path, count, &chosen)));
+    if (chosen == NULL) return ASSAY_OK;
+    if (memcmp(expected, chosen, (size_t)count * sizeof *chosen) == 0) return ASSAY_OK;
     find_wrong_replica(path, map, physical, selected, chosen, count, plan->c->config.num_experts_per_tok, line);
     if (line[0] != '\0') {
         note_wrong(path, line, orders);
-        goto cleanup;
+        return ASSAY_OK;
     }
     orders->other_replicas = true;
-    status = assay_fixture_replace(ctx, candidate, path, NULL, expected);
+    const assay_status status = assay_fixture_replace(ctx, candidate, path, NULL, expected);
     expected = NULL;
-cleanup:
-    free(map);
-    free(selected);
-    free(expected);
-    free(chosen);
     return status;
 }
 
@@ -361,14 +343,14 @@ static assay_status take_orders(assay_context *ctx, const assay_plan *plan, assa
                                 assay_fixture_reader *candidate, assay_row_orders *orders, assay_tensor_set *given)
 {
     assay_status status = ASSAY_OK;
-    copies_order o = {0};
+    OWNED_BY(copies_order_free) copies_order o = {0};
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
         bool readable = false;
         if (!assay_role_is_result(spec->role) || !assay_path_ends(spec->path, ORDER) || spec->shape.rank != 1) continue;
         if (!is_shared(golden, candidate, spec->path)) continue;
         copies_order_free(&o);
-        TRY(read_order(ctx, plan, spec, golden, candidate, &o, &readable));
+        MUST(read_order(ctx, plan, spec, golden, candidate, &o, &readable));
         if (!readable || memcmp(o.golden, o.candidate, (size_t)o.copies * sizeof *o.golden) == 0) continue;
         status = assay_permute_check_order(ctx, spec->path, o.candidate, o.expert, o.group_sizes, &o.dims);
         if (status == ASSAY_BAD_INPUT) {
@@ -377,17 +359,15 @@ static assay_status take_orders(assay_context *ctx, const assay_plan *plan, assa
             status = ASSAY_OK;
             continue;
         }
-        TRY(status);
+        MUST(status);
         orders->other++;
         if (spec->role == ASSAY_ROLE_OUTPUT) {
             orders->is_output = true;
-            TRY(give_order(ctx, &o, given));
+            MUST(give_order(ctx, &o, given));
         } else {
-            TRY(take_tensors(ctx, plan, &o, candidate));
+            MUST(take_tensors(ctx, plan, &o, candidate));
         }
     }
-cleanup:
-    copies_order_free(&o);
     return status;
 }
 

@@ -39,20 +39,16 @@ static assay_status put_parts(assay_context *ctx, const assay_plan *plan, const 
 static assay_status take_sketch(assay_context *ctx, const assay_plan *plan, const assay_tensor_spec *spec,
                                 assay_fixture_reader *candidate)
 {
-    assay_sketch sketch = {0};
-    assay_status status;
-    TRY(assay_sketch_start(ctx, spec, plan->c->sketch_above, plan->c->seed, &sketch));
-    status = read_sketch(ctx, candidate, &sketch);
+    OWNED_BY(assay_sketch_free) assay_sketch sketch = {0};
+    MUST(assay_sketch_start(ctx, spec, plan->c->sketch_above, plan->c->seed, &sketch));
+    const assay_status status = read_sketch(ctx, candidate, &sketch);
     if (status == ASSAY_BAD_INPUT) { /* unreadable: left as it is, for the comparer's words */
         ctx->message[0] = '\0';
-        status = ASSAY_OK;
-        goto cleanup;
+        return ASSAY_OK;
     }
-    TRY(status);
-    TRY(put_parts(ctx, plan, &sketch, candidate));
+    MUST(status);
+    MUST(put_parts(ctx, plan, &sketch, candidate));
     assay_fixture_forget(candidate, spec->path);
-cleanup:
-    assay_sketch_free(&sketch);
     return status;
 }
 

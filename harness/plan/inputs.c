@@ -195,12 +195,11 @@ static assay_status derive(assay_context *ctx, const assay_inputs *inputs, const
 static assay_status read_derived(assay_context *ctx, const assay_inputs *inputs, const assay_tensor_entry *entry,
                                  int64_t first, int64_t count, double *out)
 {
-    double *whole = NULL;
-    assay_status status = assay_alloc_f64(ctx, entry->spec.path, assay_shape_count(&entry->spec.shape), &whole);
-    if (status == ASSAY_OK) status = derive(ctx, inputs, entry, whole, NULL);
-    if (status == ASSAY_OK) memcpy(out, whole + first, (size_t)count * sizeof *out);
-    free(whole);
-    return status;
+    OWNED double *whole = NULL;
+    MUST(assay_alloc_f64(ctx, entry->spec.path, assay_shape_count(&entry->spec.shape), &whole));
+    MUST(derive(ctx, inputs, entry, whole, NULL));
+    memcpy(out, whole + first, (size_t)count * sizeof *out);
+    return ASSAY_OK;
 }
 
 /* The numbers of a tensor before it is quantised, which are drawn as if it were not; in float32 at most, as quantising takes them. */

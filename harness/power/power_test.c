@@ -256,22 +256,18 @@ static assay_status try_by_stage(assay_context *ctx, const assay_trial *t, const
 /* Its own results must pass. */
 static assay_status check_control_by_stage(assay_context *ctx, const assay_trial *t, const assay_trial *staged)
 {
-    assay_status status;
-    assay_tensor_set candidate = {0};
-    assay_fixture_reader *reader = NULL;
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set candidate = {0};
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *reader = NULL;
     bool fails = false;
-    TRY(assay_tensor_set_copy(ctx, staged->golden, &candidate));
+    MUST(assay_tensor_set_copy(ctx, staged->golden, &candidate));
     assay_candidate_round(&candidate, t->profile);
-    TRY(assay_trial_staged_reader(ctx, &candidate, t->profile, &reader));
-    TRY(t->plan->by_stage->compare(ctx, t->reader, reader, t->profile, t->false_alarm / 2, &fails));
+    MUST(assay_trial_staged_reader(ctx, &candidate, t->profile, &reader));
+    MUST(t->plan->by_stage->compare(ctx, t->reader, reader, t->profile, t->false_alarm / 2, &fails));
     if (fails) {
-        status = assay_fail(ctx, ASSAY_BAD_INPUT, "its own results, rounded to profile %s, FAIL by stage",
-                            t->profile->precision.name);
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "its own results, rounded to profile %s, FAIL by stage",
+                          t->profile->precision.name);
     }
-cleanup:
-    assay_fixture_close(reader);
-    assay_tensor_set_free(&candidate);
-    return status;
+    return ASSAY_OK;
 }
 
 /* What the golden's case has; a refusal is no error here. */

@@ -43,11 +43,10 @@ assay_status assay_power_evaluate(assay_context *ctx, const assay_plan *plan, co
     for (int p = 0; p < plan->precision_count; p++) {
         assay_power_test found = {0};
         const assay_profile *profile = assay_plan_profile(plan, plan->precisions[p].name);
-        TRY(assay_power_test_run(ctx, plan, results, profile, FALSE_ALARM, NULL, &found));
+        MUST(assay_power_test_run(ctx, plan, results, profile, FALSE_ALARM, NULL, &found));
         status = write_fields(ctx, &found, out);
         assay_power_test_free(&found);
-        TRY(status);
+        MUST(status);
     }
-cleanup:
     return status;
 }

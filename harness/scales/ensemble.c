@@ -195,17 +195,16 @@ static assay_status refuse_profile(assay_context *ctx, const assay_ensemble *e, 
 
 static assay_status evaluate(assay_context *ctx, assay_ensemble *e, bool null)
 {
-    assay_status status;
-    TRY(assay_ensemble_collect(ctx, e, null));
-    TRY(assay_ensemble_run_golden(ctx, e));
-    if (e->golden.count == 0) goto cleanup;
-    TRY(assay_ensemble_read_inputs(ctx, e));
+    assay_status status = ASSAY_OK;
+    MUST(assay_ensemble_collect(ctx, e, null));
+    MUST(assay_ensemble_run_golden(ctx, e));
+    if (e->golden.count == 0) return status;
+    MUST(assay_ensemble_read_inputs(ctx, e));
     for (int p = 0; p < e->plan->precision_count; p++) {
         status = evaluate_precision(ctx, e, p, null);
         if (status == ASSAY_BAD_INPUT && !e->lost) status = refuse_profile(ctx, e, p);
-        TRY(status);
+        MUST(status);
     }
-cleanup:
     return status;
 }
 

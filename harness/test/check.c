@@ -89,26 +89,25 @@ static void name_bugs(assay_test_report *r)
 static assay_status check(assay_context *ctx, assay_test *test, int32_t count, const assay_backend_tensor *results,
                           assay_test_report *r)
 {
-    assay_status status;
+    assay_status status = ASSAY_OK;
     const assay_judging how = {.profile = &r->profile,
                                .false_alarm = test->false_alarm,
                                .quiet = true,
                                .unexplained = test->unexplained,
                                .staged = test->staged};
-    TRY(assay_test_open_golden(ctx, test));
-    TRY(take_results(ctx, r, count, results));
+    MUST(assay_test_open_golden(ctx, test));
+    MUST(take_results(ctx, r, count, results));
     r->held = test->held;
     r->held->users++;
     assay_plan *plan = &r->held->golden.plan;
-    TRY(assay_golden_plan(ctx, &r->held->golden, &r->profile));
+    MUST(assay_golden_plan(ctx, &r->held->golden, &r->profile));
     plan->only = test->plan.only;
     plan->only_count = test->plan.only_count;
     status = assay_judge(ctx, &r->held->golden, r->candidate, &how, &r->report, &r->against);
     plan->only_count = 0; /* the list is the test's, which may be closed before the report */
-    if (status != ASSAY_OK) goto cleanup;
+    if (status != ASSAY_OK) return status;
     if (test->path != NULL) snprintf(r->report.golden_path, sizeof r->report.golden_path, "%.500s", test->path);
     name_bugs(r);
-cleanup:
     return status;
 }
 

@@ -143,9 +143,8 @@ static bool shows_gating(const bs_run *run, int64_t layer)
 
 assay_status bs_moe(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b, bool keeps, const bs_weights *w)
 {
-    assay_status status;
     const int64_t last = run->factor - 1;
-    bs_shown shown;
+    OWNED_BY(bs_shown_close) bs_shown shown = {0};
     bs_steps steps[BS_STEPS_KINDS];
     const bs_layer at = {.run = run,
                          .w = w,
@@ -155,18 +154,15 @@ assay_status bs_moe(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatc
                          .keeps = keeps,
                          .shows = shows_gating(run, layer)};
     bs_steps_open(steps, ctx, run, at.recipe, false);
-    TRY(read_given(ctx, run, layer, b));
-    TRY(bs_staggered_call(ctx, run, (bs_stage){ASSAY_STAGE_ROUTE, layer, run->factor, false}, route, &at, b));
-    TRY(write_routing(ctx, &at, layer, b));
-    TRY(bs_staggered_call(ctx, run, (bs_stage){ASSAY_STAGE_COMPUTE, layer, run->factor, false}, compute, &at, b));
-    TRY(write_gating(ctx, run, layer, b));
+    MUST(read_given(ctx, run, layer, b));
+    MUST(bs_staggered_call(ctx, run, (bs_stage){ASSAY_STAGE_ROUTE, layer, run->factor, false}, route, &at, b));
+    MUST(write_routing(ctx, &at, layer, b));
+    MUST(bs_staggered_call(ctx, run, (bs_stage){ASSAY_STAGE_COMPUTE, layer, run->factor, false}, compute, &at, b));
+    MUST(write_gating(ctx, run, layer, b));
     for (int64_t m = 0; m < run->factor; m++)
         for (int k = 0; k < 2; k++) bs_drop(&b[m], gatings[k].tensor);
-    TRY(bs_staggered_call(ctx, run, (bs_stage){ASSAY_STAGE_UNROUTE, layer, last, false}, unroute, &at, b));
-    TRY(bs_copy(ctx, run, &b[last], MB_MOE_INPUTS, &b[last], MB_MLA_OUT));
-cleanup:
-    bs_shown_close(&shown);
-    return status;
+    MUST(bs_staggered_call(ctx, run, (bs_stage){ASSAY_STAGE_UNROUTE, layer, last, false}, unroute, &at, b));
+    return bs_copy(ctx, run, &b[last], MB_MOE_INPUTS, &b[last], MB_MLA_OUT);
 }
 
 /* --- backward: what forward did not keep is made again first --- */
@@ -184,8 +180,7 @@ static assay_status route_bwd(assay_context *ctx, const bs_layer *at, bs_microba
 assay_status bs_moe_bwd(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b, bs_microbatch *d,
                         const bs_weights *w, const bs_weights *g)
 {
-    assay_status status;
-    bs_shown shown;
+    OWNED_BY(bs_shown_close) bs_shown shown = {0};
     bs_steps steps[BS_STEPS_KINDS];
     const bs_layer at = {.run = run,
                          .w = w,
@@ -195,21 +190,19 @@ assay_status bs_moe_bwd(assay_context *ctx, bs_run *run, int64_t layer, bs_micro
                          .made = bs_shown_open(&shown, run, layer, true)};
     bs_stage stage = {ASSAY_STAGE_ROUTE_REMAT, layer, run->factor, true};
     bs_steps_open(steps, ctx, run, at.recipe, false);
-    TRY(read_given(ctx, run, layer, b));
-    TRY(bs_staggered_call(ctx, run, stage, bs_shared_expert_and_route_remat, &at, b));
+    MUST(read_given(ctx, run, layer, b));
+    MUST(bs_staggered_call(ctx, run, stage, bs_shared_expert_and_route_remat, &at, b));
     stage.name = ASSAY_STAGE_COMPUTE_REMAT;
-    TRY(bs_staggered_call(ctx, run, stage, bs_compute_remat, &at, b));
+    MUST(bs_staggered_call(ctx, run, stage, bs_compute_remat, &at, b));
     stage.name = ASSAY_STAGE_UNROUTE_BWD;
     stage.count = run->factor - 1; /* the last one's is done */
-    TRY(bs_staggered_bwd(ctx, run, stage, bs_unroute_ubatch_bwd, &at, b, d, 0, 0));
+    MUST(bs_staggered_bwd(ctx, run, stage, bs_unroute_ubatch_bwd, &at, b, d, 0, 0));
     stage.name = ASSAY_STAGE_COMPUTE_BWD;
     stage.count = run->factor;
-    TRY(bs_staggered_bwd(ctx, run, stage, bs_compute_bwd, &at, b, d, BS_ROUTED, BS_WEIGHTS));
+    MUST(bs_staggered_bwd(ctx, run, stage, bs_compute_bwd, &at, b, d, BS_ROUTED, BS_WEIGHTS));
     stage.name = ASSAY_STAGE_ROUTE_BWD;
-    TRY(bs_staggered_bwd(ctx, run, stage, route_bwd, &at, b, d, BS_POST_NORM, BS_ROUTED));
+    MUST(bs_staggered_bwd(ctx, run, stage, route_bwd, &at, b, d, BS_POST_NORM, BS_ROUTED));
     if (b->values[MB_GIVEN_WEIGHTS] != NULL)
-        TRY(bs_write_tensor(ctx, run, layer, "gradients/inputs", "routing_weights", d, MB_CHOICE_WEIGHTS));
-cleanup:
-    bs_shown_close(&shown);
-    return status;
+        MUST(bs_write_tensor(ctx, run, layer, "gradients/inputs", "routing_weights", d, MB_CHOICE_WEIGHTS));
+    return ASSAY_OK;
 }

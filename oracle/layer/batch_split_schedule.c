@@ -25,36 +25,28 @@ static void begin(const bs_run *run, bs_microbatch *b)
 assay_status bs_batch_split_schedule(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b,
                                      const bs_weights *w)
 {
-    assay_status status;
-    bs_shown shown;
+    OWNED_BY(bs_shown_close) bs_shown shown = {0};
     const bs_layer at = {
         .run = run, .w = w, .recipe = bs_recipe_of(run), .made = bs_shown_open(&shown, run, layer, false)};
     const bs_stage attention = {ASSAY_STAGE_MLA_WITH_NORMS, layer, run->factor, false};
     begin(run, b);
-    TRY(bs_staggered_call(ctx, run, attention, bs_mla_with_norms, &at, b));
-    TRY(write_checkpoints(ctx, run, layer, b));
-    TRY(bs_moe(ctx, run, layer, b, run->stack->store != NULL, w));
-cleanup:
-    bs_shown_close(&shown);
-    return status;
+    MUST(bs_staggered_call(ctx, run, attention, bs_mla_with_norms, &at, b));
+    MUST(write_checkpoints(ctx, run, layer, b));
+    return bs_moe(ctx, run, layer, b, run->stack->store != NULL, w);
 }
 
 assay_status bs_batch_split_schedule_bwd(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b,
                                          bs_microbatch *d, const bs_weights *w, const bs_weights *g)
 {
-    assay_status status;
-    bs_shown shown;
+    OWNED_BY(bs_shown_close) bs_shown shown = {0};
     const bs_layer at = {
         .run = run, .w = w, .g = g, .recipe = bs_recipe_of(run), .made = bs_shown_open(&shown, run, layer, true)};
     const bs_stage again = {ASSAY_STAGE_MLA_WITH_NORMS_REMAT, layer, run->factor, true};
     const bs_stage attention = {ASSAY_STAGE_MLA_WITH_NORMS_BWD, layer, run->factor, true};
     begin(run, b);
-    TRY(bs_staggered_call(ctx, run, again, bs_mla_with_norms_remat, &at, b));
-    TRY(bs_moe_bwd(ctx, run, layer, b, d, w, g));
-    TRY(bs_staggered_bwd(ctx, run, attention, bs_mla_with_norms_bwd, &at, b, d, BS_PRE_NORM, BS_POST_NORM));
-cleanup:
-    bs_shown_close(&shown);
-    return status;
+    MUST(bs_staggered_call(ctx, run, again, bs_mla_with_norms_remat, &at, b));
+    MUST(bs_moe_bwd(ctx, run, layer, b, d, w, g));
+    return bs_staggered_bwd(ctx, run, attention, bs_mla_with_norms_bwd, &at, b, d, BS_PRE_NORM, BS_POST_NORM);
 }
 
 /* --- residuals between forward and backward --- */

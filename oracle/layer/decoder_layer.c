@@ -53,34 +53,28 @@ static assay_status release(assay_context *ctx, void *self, int tensor, double *
 
 assay_status layer_forward(assay_context *ctx, const stack_run *run, int64_t layer, double **x)
 {
-    assay_status status = ASSAY_OK;
     const bool dense = layer_is_dense(run->config, layer);
-    layer_run l = {.stack = run, .layer = layer, .x = *x};
-    double *h = NULL, *y = NULL, *moe = NULL;
+    OWNED_BY(close_layer) layer_run l = {.stack = run, .layer = layer, .x = *x};
+    OWNED double *h = NULL, *y = NULL, *moe = NULL;
     *x = NULL;
-    TRY(layer_write_checkpoint(ctx, run, layer, ASSAY_REMAT_DECODER_LAYER_INPUT, l.x));
-    TRY(layer_go_on(ctx, run, layer, ASSAY_REMAT_DECODER_LAYER_INPUT, l.x));
-    TRY(open_layer(ctx, &l));
+    MUST(layer_write_checkpoint(ctx, run, layer, ASSAY_REMAT_DECODER_LAYER_INPUT, l.x));
+    MUST(layer_go_on(ctx, run, layer, ASSAY_REMAT_DECODER_LAYER_INPUT, l.x));
+    MUST(open_layer(ctx, &l));
     l.run.release = release;
     l.run.self = &l;
-    if (!dense) TRY(assay_alloc_f64(ctx, "first half of the layer", run->size, &h));
+    if (!dense) MUST(assay_alloc_f64(ctx, "first half of the layer", run->size, &h));
     l.run.room[l.h] = h;
-    TRY(graph_forward(ctx, &l.run));
+    MUST(graph_forward(ctx, &l.run));
     y = graph_take(&l.run, l.graph.result);
-    TRY(layer_release(ctx, run, layer, ASSAY_REMAT_DECODER_LAYER_INPUT, &l.x));
+    MUST(layer_release(ctx, run, layer, ASSAY_REMAT_DECODER_LAYER_INPUT, &l.x));
     if (!dense) {
-        TRY(layer_moe_forward(ctx, run, layer, y, &moe));
+        MUST(layer_moe_forward(ctx, run, layer, y, &moe));
         assay_round(ctx, ASSAY_ROUND_STORAGE, run->size, moe);
         layer_add_block(ctx, h, h, moe, run->size);
     }
     *x = dense ? y : h;
     *(dense ? &y : &h) = NULL;
-cleanup:
-    free(h);
-    free(y);
-    free(moe);
-    close_layer(&l);
-    return status;
+    return ASSAY_OK;
 }
 
 /* What the store has, and what it has not computed again. */
@@ -116,28 +110,22 @@ static assay_status back_through_experts(assay_context *ctx, layer_run *l, doubl
 
 assay_status layer_backward(assay_context *ctx, const stack_run *run, int64_t layer, double *dy)
 {
-    assay_status status = ASSAY_OK;
-    layer_run l = {.stack = run, .layer = layer};
-    double *dx = NULL, *dh_norm = NULL;
-    TRY(assay_remat_take(ctx, run->store, layer, ASSAY_REMAT_DECODER_LAYER_INPUT, &l.x));
-    TRY(open_layer(ctx, &l));
-    TRY(assay_gradients_alloc(ctx, run->out, l.w.prefix, &l.w.table, l.w.values, l.g.values));
-    TRY(refill(ctx, &l));
+    OWNED double *dx = NULL, *dh_norm = NULL;
+    OWNED_BY(close_layer) layer_run l = {.stack = run, .layer = layer};
+    MUST(assay_remat_take(ctx, run->store, layer, ASSAY_REMAT_DECODER_LAYER_INPUT, &l.x));
+    MUST(open_layer(ctx, &l));
+    MUST(assay_gradients_alloc(ctx, run->out, l.w.prefix, &l.w.table, l.w.values, l.g.values));
+    MUST(refill(ctx, &l));
     if (layer_is_dense(run->config, layer)) {
         graph_lend_gradient(&l.run, l.graph.result, dy);
     } else {
-        TRY(back_through_experts(ctx, &l, dy, &dh_norm));
+        MUST(back_through_experts(ctx, &l, dy, &dh_norm));
     }
-    TRY(assay_alloc_f64(ctx, "gradient of the layer's input", run->size, &dx));
+    MUST(assay_alloc_f64(ctx, "gradient of the layer's input", run->size, &dx));
     graph_want_gradient(&l.run, l.in, dx);
     graph_want_weight_gradients(&l.run, l.g.values);
-    TRY(graph_backward(ctx, &l.run));
+    MUST(graph_backward(ctx, &l.run));
     assay_round(ctx, ASSAY_ROUND_STORAGE, run->size, dx);
     memcpy(dy, dx, (size_t)run->size * sizeof *dy);
-    TRY(assay_gradients_write(ctx, run->out, l.w.prefix, &l.w.table, l.g.values));
-cleanup:
-    close_layer(&l);
-    free(dx);
-    free(dh_norm);
-    return status;
+    return assay_gradients_write(ctx, run->out, l.w.prefix, &l.w.table, l.g.values);
 }

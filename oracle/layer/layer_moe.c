@@ -73,8 +73,7 @@ static assay_status run_moe(assay_context *ctx, const stack_run *run, moe_view *
 assay_status layer_moe_forward(assay_context *ctx, const stack_run *run, int64_t layer, const double *h_norm,
                                double **y)
 {
-    assay_status status = ASSAY_OK;
-    moe_view view;
+    OWNED_BY(close_view) moe_view view = {0};
     open_view(run, layer, &view);
     sub_block_give(&view.block, "inputs/x", h_norm, run->size);
     sub_block_take(&view.block, "outputs/y", y, run->size, false);
@@ -83,13 +82,11 @@ assay_status layer_moe_forward(assay_context *ctx, const stack_run *run, int64_t
         if (run->store == NULL || count == 0) continue;
         sub_block_take(&view.block, moe_checkpoints[i].path, &view.held[i], count, true);
     }
-    TRY(run_moe(ctx, run, &view));
+    MUST(run_moe(ctx, run, &view));
     for (int i = 0; i < MOE_CHECKPOINTS; i++) {
-        TRY(layer_release(ctx, run, layer, moe_checkpoints[i].slot, &view.held[i]));
+        MUST(layer_release(ctx, run, layer, moe_checkpoints[i].slot, &view.held[i]));
     }
-cleanup:
-    close_view(&view);
-    return status;
+    return ASSAY_OK;
 }
 
 /* Operations of the gate, where the case gives the routing weights and there is none. */
@@ -102,9 +99,8 @@ static double gate_left_out(const stack_run *run, const assay_source *in)
 assay_status layer_moe_backward(assay_context *ctx, const stack_run *run, int64_t layer, const double *h_norm,
                                 const double *dy, double **dh_norm)
 {
-    assay_status status = ASSAY_OK;
     bool kept[ASSAY_REMAT_SLOTS] = {false};
-    moe_view view;
+    OWNED_BY(close_view) moe_view view = {0};
     open_view(run, layer, &view);
     view.block.backward = true;
     sub_block_give(&view.block, "inputs/x", h_norm, run->size);
@@ -112,18 +108,16 @@ assay_status layer_moe_backward(assay_context *ctx, const stack_run *run, int64_
     sub_block_take(&view.block, "gradients/inputs/x", dh_norm, run->size, false);
     for (int i = 0; i < MOE_CHECKPOINTS; i++) {
         const int slot = moe_checkpoints[i].slot;
-        TRY(assay_remat_take(ctx, run->store, layer, slot, &view.held[i]));
+        MUST(assay_remat_take(ctx, run->store, layer, slot, &view.held[i]));
         kept[slot] = view.held[i] != NULL;
         if (!kept[slot] || slot == ASSAY_REMAT_MLPWO) continue;
         sub_block_give(&view.block, moe_checkpoints[i].path, view.held[i],
                        layer_checkpoint_count(run->config, layer, slot));
     }
     const assay_source in = sub_block_source(&view.block);
-    TRY(run_moe(ctx, run, &view));
+    MUST(run_moe(ctx, run, &view));
     assay_remat_recomputed(run->store, layer_moe_recomputed(run->config, kept) - gate_left_out(run, &in));
-cleanup:
-    close_view(&view);
-    return status;
+    return ASSAY_OK;
 }
 
 double layer_moe_recomputed(const assay_stack_config *config, const bool kept[ASSAY_REMAT_SLOTS])

@@ -236,8 +236,8 @@ cleanup:
 
 assay_status assay_head_shards_run(assay_context *ctx, const assay_head_run *m)
 {
-    assay_status status = ASSAY_OK;
     const graph *own = m->own;
+    OWNED_BY(close_run)
     shard_run run = {.m = m,
                      .whole = graph_weight_table(m->whole),
                      .own = graph_weight_table(own),
@@ -245,14 +245,12 @@ assay_status assay_head_shards_run(assay_context *ctx, const assay_head_run *m)
                      .dim = graph_last_axis(own, own->result),
                      .once = -1};
     run.tokens = graph_size(own, own->result) / run.dim;
-    TRY(open_run(ctx, &run));
+    MUST(open_run(ctx, &run));
     for (int64_t shard = 0; shard < assay_mesh_shards(m->mesh); shard++) {
         open_shard(&run, shard);
-        TRY(one_shard(ctx, &run));
+        MUST(one_shard(ctx, &run));
     }
-cleanup:
-    close_run(&run);
-    return status;
+    return ASSAY_OK;
 }
 
 /* --- the whole layer, laid out --- */

@@ -266,15 +266,12 @@ static moe_block block_of(const assay_moe_config *config, const assay_source *in
 assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_source *in,
                            const assay_sink *out)
 {
-    assay_status status = assay_moe_check(ctx, config);
-    if (status != ASSAY_OK) return status;
+    MUST(assay_moe_check(ctx, config));
     moe_block block = block_of(config, in);
     if (config->physical_experts == 0) return moe_block_run(ctx, &block, out);
-    assay_replicas replicas = {0};
-    status = moe_read_replicas(ctx, config, in, &replicas);
+    OWNED_BY(assay_replicas_free) assay_replicas replicas = {0};
+    MUST(moe_read_replicas(ctx, config, in, &replicas));
     block.placed = &replicas;
     block.split.pieces = replicas.most;
-    if (status == ASSAY_OK) status = moe_block_run(ctx, &block, out);
-    assay_replicas_free(&replicas);
-    return status;
+    return moe_block_run(ctx, &block, out);
 }
