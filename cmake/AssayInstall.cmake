@@ -17,7 +17,7 @@ install(TARGETS assay_shared EXPORT assay LIBRARY)
 add_dependencies(assay assay_shared) # what builds the program can install it: its library is made of the same objects
 install(DIRECTORY include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 foreach(folder oracle/base oracle/arithmetic oracle/ops oracle/graph oracle/blocks oracle/moe oracle/mesh oracle/layer cases fixtures)
-  install(DIRECTORY ${folder}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/assay/${folder} FILES_MATCHING PATTERN "*.h"
+  install(DIRECTORY ${folder}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/assay/${folder} FILES_MATCHING PATTERN "*.h" PATTERN "*.inc"
           PATTERN tests EXCLUDE)
 endforeach()
 

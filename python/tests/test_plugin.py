@@ -123,7 +123,7 @@ def test_page(run, pytester: pytest.Pytester, workers: int) -> None:
     result.stdout.fnmatch_lines(["assay: 3 failing reports in artefacts/page.html"])
     page = pytester.path.joinpath("artefacts/page.html").read_text()
     sections = re.findall(r'<section id="r(\d+)"', page)
-    assert sections == ["0", "1", "2"] and page.count("<style>") == 1
+    assert sections == ["0", "1", "2"] and page.count("</title><style>") == 1
     identities = re.findall(r'id="([^"]+)"', page)
     assert len(identities) == len(set(identities))
     assert set(re.findall(r'href="#([^"]+)"', page)) <= set(identities)
