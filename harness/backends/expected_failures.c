@@ -56,7 +56,8 @@ static assay_status add(assay_context *ctx, const char *path, int line, char *te
     snprintf(entry->reason, sizeof entry->reason, "%s", reason);
     for (int i = 0; i < failures->count; i++) {
         if (strcmp(failures->entries[i].pattern, entry->pattern) != 0) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s:%d: the case of line %d again", path, line, failures->entries[i].line);
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s:%d: the case of line %d again", path, line,
+                          failures->entries[i].line);
     }
     failures->count++;
     return ASSAY_OK;

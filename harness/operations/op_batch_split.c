@@ -98,29 +98,19 @@ static assay_fill fill_of(const assay_function_config *config, const assay_case 
 {
     const assay_mla_config *mla = &config->stack.mla;
     const double experts = (double)(config->stack.moe.routing.num_experts - 1);
-    switch (tensor->holds) {
-    case ASSAY_HOLDS_QUERY:
-        return assay_fill_fan_in(mla->qk_nope_head_dim + mla->rope.dim);
-    case ASSAY_HOLDS_WEIGHTS:
-        return assay_fill_range(ASSAY_UNIFORM, 0.125, 1.0);
-    case ASSAY_HOLDS_CHOICES:
-        return assay_fill_range(ASSAY_EXPERTS, 0.0, experts);
-    case ASSAY_HOLDS_POSITIONS:
+    if (tensor->holds == ASSAY_HOLDS_QUERY) return assay_fill_fan_in(mla->qk_nope_head_dim + mla->rope.dim);
+    if (tensor->holds == ASSAY_HOLDS_WEIGHTS) return assay_fill_range(ASSAY_UNIFORM, 0.125, 1.0);
+    if (tensor->holds == ASSAY_HOLDS_CHOICES) return assay_fill_range(ASSAY_EXPERTS, 0.0, experts);
+    if (tensor->holds == ASSAY_HOLDS_POSITIONS)
         return (assay_fill){
             .distribution = ASSAY_RAMP, .mean = (double)c->position_start, .scale = (double)c->position_step};
-    case ASSAY_HOLDS_LAYER:
+    if (tensor->holds == ASSAY_HOLDS_LAYER)
         return (assay_fill){.distribution = ASSAY_CONSTANT, .scale = 1.0, .mean = (double)(config->layers / 2)};
-    case ASSAY_HOLDS_KERNEL:
-        return assay_fill_fan_in(tensor->fan_in);
-    case ASSAY_HOLDS_SCALE:
-        return assay_fill_normal(0.1, 1.0);
-    case ASSAY_HOLDS_BIAS:
-        return assay_fill_normal(0.1, 0.0);
-    case ASSAY_HOLDS_ANGLES:
-        return assay_fill_range(ASSAY_UNIFORM, -M_PI, M_PI);
-    default:
-        return assay_fill_normal(1.0, 0.0);
-    }
+    if (tensor->holds == ASSAY_HOLDS_KERNEL) return assay_fill_fan_in(tensor->fan_in);
+    if (tensor->holds == ASSAY_HOLDS_SCALE) return assay_fill_normal(0.1, 1.0);
+    if (tensor->holds == ASSAY_HOLDS_BIAS) return assay_fill_normal(0.1, 0.0);
+    if (tensor->holds == ASSAY_HOLDS_ANGLES) return assay_fill_range(ASSAY_UNIFORM, -M_PI, M_PI);
+    return assay_fill_normal(1.0, 0.0);
 }
 
 /* Whole numbers that are given: what is outside is refused where it is read. */

@@ -141,39 +141,21 @@ static assay_status gqa_config_of(assay_context *ctx, const assay_case *c, void 
 static int64_t axis_size(const void *config, char axis)
 {
     const assay_decode_config *d = decode_of(config);
-    switch (axis) {
-    case 'B':
-        return d->batch;
-    case 'S':
-        return d->sequence;
-    case 'N':
-        return d->heads;
-    case 'g':
-        return d->kv_heads;
-    case 'W':
-        return d->pages;
-    case 'U':
-    case 'Y':
-        return d->stride;
-    case 'Z':
-        return d->max_pages;
-    case 'X':
-        return d->parts;
-    case '4':
-        return d->topk;
-    case 'w':
-        return d->width;
-    case 'R':
-        return d->width - d->v_dim;
-    case 'i':
-        return d->nope;
-    case 'u':
-        return d->nope + d->out_dim;
-    case 'v':
-        return d->out_dim;
-    default:
-        return d->v_dim; /* l, z */
-    }
+    if (axis == 'B') return d->batch;
+    if (axis == 'S') return d->sequence;
+    if (axis == 'N') return d->heads;
+    if (axis == 'g') return d->kv_heads;
+    if (axis == 'W') return d->pages;
+    if (axis == 'U' || axis == 'Y') return d->stride;
+    if (axis == 'Z') return d->max_pages;
+    if (axis == 'X') return d->parts;
+    if (axis == '4') return d->topk;
+    if (axis == 'w') return d->width;
+    if (axis == 'R') return d->width - d->v_dim;
+    if (axis == 'i') return d->nope;
+    if (axis == 'u') return d->nope + d->out_dim;
+    if (axis == 'v') return d->out_dim;
+    return d->v_dim; /* l, z */
 }
 
 /* Rows of the cache hold what nobody looks at, where no sequence has them. */

@@ -31,22 +31,13 @@ static const entry weights[ASSAY_GQA_WEIGHTS] = {
 static int64_t axis_size(const void *self, char axis)
 {
     const assay_gqa_config *config = self;
-    switch (axis) {
-    case 'B':
-        return config->batch;
-    case 'S':
-        return config->sequence;
-    case 'D':
-        return config->emb_dim;
-    case 'N':
-        return config->heads;
-    case 'g':
-        return config->kv_heads;
-    case 'Q':
-        return config->heads + 2 * config->kv_heads;
-    default: /* 'z' */
-        return config->head_dim;
-    }
+    if (axis == 'B') return config->batch;
+    if (axis == 'S') return config->sequence;
+    if (axis == 'D') return config->emb_dim;
+    if (axis == 'N') return config->heads;
+    if (axis == 'g') return config->kv_heads;
+    if (axis == 'Q') return config->heads + 2 * config->kv_heads;
+    return config->head_dim; /* 'z' */
 }
 
 static assay_tensor_row row_of(const entry *e, const assay_gqa_config *config)

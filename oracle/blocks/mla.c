@@ -21,30 +21,17 @@ static const assay_tensor_form weights[ASSAY_MLA_WEIGHTS] = {
 static int64_t axis_size(const void *self, char axis)
 {
     const assay_mla_config *config = self;
-    switch (axis) {
-    case 'B':
-        return config->batch;
-    case 'S':
-        return config->sequence;
-    case 'D':
-        return config->emb_dim;
-    case 'N':
-        return config->heads;
-    case 'L':
-        return config->q_lora_rank;
-    case 'l':
-        return config->kv_lora_rank;
-    case 'w':
-        return config->kv_lora_rank + config->rope.dim;
-    case 'q':
-        return config->qk_nope_head_dim + config->rope.dim;
-    case 'u':
-        return config->qk_nope_head_dim + config->v_head_dim;
-    case 'R':
-        return config->rope.dim;
-    default: /* 'v' */
-        return config->v_head_dim;
-    }
+    if (axis == 'B') return config->batch;
+    if (axis == 'S') return config->sequence;
+    if (axis == 'D') return config->emb_dim;
+    if (axis == 'N') return config->heads;
+    if (axis == 'L') return config->q_lora_rank;
+    if (axis == 'l') return config->kv_lora_rank;
+    if (axis == 'w') return config->kv_lora_rank + config->rope.dim;
+    if (axis == 'q') return config->qk_nope_head_dim + config->rope.dim;
+    if (axis == 'u') return config->qk_nope_head_dim + config->v_head_dim;
+    if (axis == 'R') return config->rope.dim;
+    return config->v_head_dim; /* 'v' */
 }
 
 /* Without query compression there is nothing along Lq. */

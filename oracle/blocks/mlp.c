@@ -4,18 +4,11 @@ static int64_t axis_size(const void *self, char axis)
 {
     const assay_mlp_graph_config *config = self;
     const assay_gated_mlp_config *mlp = &config->mlp;
-    switch (axis) {
-    case 'B':
-        return config->batch;
-    case 'S':
-        return config->sequence;
-    case 'T':
-        return mlp->rows;
-    case 'D':
-        return mlp->emb_dim;
-    default: /* 'F', and 'f' of gate and up together */
-        return axis == 'F' ? mlp->mlp_dim : 2 * mlp->mlp_dim;
-    }
+    if (axis == 'B') return config->batch;
+    if (axis == 'S') return config->sequence;
+    if (axis == 'T') return mlp->rows;
+    if (axis == 'D') return mlp->emb_dim;
+    return axis == 'F' ? mlp->mlp_dim : 2 * mlp->mlp_dim; /* 'F', and 'f' of gate and up together */
 }
 
 /* Axes of rows, which only a dense layer's have names for. */

@@ -31,12 +31,18 @@ static void angles_text(const assay_rope_config *rope, char *text, size_t size)
 /* "silu", "over TE" */
 static void general_text(const graph_kind *kind, const graph_general *with, char *text, size_t size)
 {
+#define MAP(name, value, slope) #name,
     static const char *const maps[] = {
-#define X(name) #name,
-        GRAPH_MAPS(X)};
-    static const char *const binaries[] = {GRAPH_BINARIES(X)};
-    static const char *const reductions[] = {GRAPH_REDUCTIONS(X)};
-#undef X
+#include "oracle/graph/maps.inc"
+    };
+#define BINARY(name, value, by_a, by_b) #name,
+    static const char *const binaries[] = {
+#include "oracle/graph/maps.inc"
+    };
+#define REDUCTION(name) #name,
+    static const char *const reductions[] = {
+#include "oracle/graph/maps.inc"
+    };
     if (kind == &graph_kind_map) snprintf(text, size, "%s", maps[with->function]);
     if (kind == &graph_kind_binary) snprintf(text, size, "%s", binaries[with->function]);
     if (kind == &graph_kind_reduce) snprintf(text, size, "%s over %s", reductions[with->function], with->over);

@@ -35,34 +35,12 @@ static const assay_tensor_row *row_out(const graph_call *c)
 static double value_of(graph_map f, double x, const graph_general *with)
 {
     switch (f) {
-    case GRAPH_MAP_neg:
-        return -x;
-    case GRAPH_MAP_abs:
-        return fabs(x);
-    case GRAPH_MAP_square:
-        return x * x;
-    case GRAPH_MAP_reciprocal:
-        return 1 / x;
-    case GRAPH_MAP_exp:
-        return assay_exp(x);
-    case GRAPH_MAP_log:
-        return assay_log(x);
-    case GRAPH_MAP_sqrt:
-        return sqrt(x);
-    case GRAPH_MAP_rsqrt:
-        return 1 / sqrt(x);
-    case GRAPH_MAP_erf:
-        return assay_erf(x);
-    case GRAPH_MAP_tanh:
-        return assay_tanh(x);
-    case GRAPH_MAP_softplus:
-        return (x > 0 ? x : 0) + assay_log1p(assay_exp(-fabs(x)));
-    case GRAPH_MAP_sin:
-        return assay_sin(x);
-    case GRAPH_MAP_cos:
-        return assay_cos(x);
-    default: /* clamp; NaN stays */
-        return x < with->a ? with->a : x > with->b ? with->b : x;
+#define MAP(name, value, slope)                                                                                        \
+    case GRAPH_MAP_##name:                                                                                             \
+        return value;
+#include "oracle/graph/maps.inc"
+    default:
+        return NAN;
     }
 }
 
@@ -75,48 +53,29 @@ static bool is_kink(graph_map f, double x, const graph_general *with)
     return bound || (x == 0 && (f == GRAPH_MAP_abs || f == GRAPH_MAP_relu));
 }
 
+/* 1 - tanh(x)^2 would lose digits. */
+static double slope_of_tanh(double x)
+{
+    const double t = assay_exp(-2 * fabs(x));
+    return 4 * t / ((1 + t) * (1 + t));
+}
+
 static double slope_of(graph_map f, double x, const graph_general *with)
 {
-    const double t = f == GRAPH_MAP_tanh ? assay_exp(-2 * fabs(x)) : 0;
     switch (f) {
-    case GRAPH_MAP_neg:
-        return -1;
-    case GRAPH_MAP_abs:
-        return x > 0 ? 1 : x < 0 ? -1 : x == x ? with->kink : x;
-    case GRAPH_MAP_square:
-        return 2 * x;
-    case GRAPH_MAP_reciprocal:
-        return -1 / (x * x);
-    case GRAPH_MAP_exp:
-        return assay_exp(x);
-    case GRAPH_MAP_log:
-        return 1 / x;
-    case GRAPH_MAP_sqrt:
-        return 0.5 / sqrt(x);
-    case GRAPH_MAP_rsqrt:
-        return -0.5 / (x * sqrt(x));
-    case GRAPH_MAP_erf:
-        return two_over_root_pi * assay_exp(-x * x);
-    case GRAPH_MAP_tanh: /* 1 - tanh(x)^2, which would lose digits */
-        return 4 * t / ((1 + t) * (1 + t));
-    case GRAPH_MAP_softplus:
-        return assay_sigmoid(x);
-    case GRAPH_MAP_sin:
-        return assay_cos(x);
-    case GRAPH_MAP_cos:
-        return -assay_sin(x);
-    case GRAPH_MAP_cast: /* straight through */
-        return 1;
+#define MAP(name, value, slope)                                                                                        \
+    case GRAPH_MAP_##name:                                                                                             \
+        return slope;
+#include "oracle/graph/maps.inc"
     default:
-        return is_kink(f, x, with) ? with->kink : x < with->a || x > with->b ? 0 : x == x ? 1 : x;
+        return NAN;
     }
 }
 
-static const assay_activation activations[GRAPH_MAP_COUNT] = {[GRAPH_MAP_sigmoid] = ASSAY_SIGMOID,
-                                                              [GRAPH_MAP_silu] = ASSAY_SILU,
-                                                              [GRAPH_MAP_gelu] = ASSAY_GELU,
-                                                              [GRAPH_MAP_gelu_exact] = ASSAY_GELU_EXACT,
-                                                              [GRAPH_MAP_relu] = ASSAY_RELU};
+static const assay_activation activations[GRAPH_MAP_COUNT] = {
+#define ACTIVATION(name, activation) [GRAPH_MAP_##name] = activation,
+#include "oracle/graph/maps.inc"
+};
 
 /* sigmoid and silu by a tanh that float32 has: 1 + tanh(x / 2) is a multiple of 2^-24 where x is below 0. */
 static void sigmoid_by_tanh(graph_map f, int64_t count, const double *x, double *value, double *slope)
@@ -237,7 +196,7 @@ static assay_status map_backward(assay_context *ctx, const graph_call *c)
             assay_activation_many(ctx, activations[f], count, x, value, dx);
             for (int64_t i = 0; i < count && with->kink != 0; i++) dx[i] = is_kink(f, x[i], with) ? with->kink : dx[i];
         } else {
-            for (int64_t i = 0; i < count; i++) value[i] = f == GRAPH_MAP_cast ? x[i] : value_of(f, x[i], with);
+            for (int64_t i = 0; i < count; i++) value[i] = value_of(f, x[i], with);
             for (int64_t i = 0; i < count; i++) dx[i] = slope_of(f, x[i], with);
         }
         round_function(ctx, f, count, dx);
@@ -262,22 +221,12 @@ static void round_result(const assay_context *ctx, const graph_call *c, int64_t 
 static double of_both(graph_binary f, double a, double b)
 {
     switch (f) {
-    case GRAPH_BINARY_add:
-        return a + b;
-    case GRAPH_BINARY_sub:
-        return a - b;
-    case GRAPH_BINARY_mul:
-        return a * b;
-    case GRAPH_BINARY_div:
-        return a / b;
-    case GRAPH_BINARY_maximum:
-        return a > b || a != a ? a : b;
-    case GRAPH_BINARY_less:
-        return a < b;
-    case GRAPH_BINARY_equal:
-        return a == b;
-    default: /* minimum */
-        return a < b || a != a ? a : b;
+#define BINARY(name, value, by_a, by_b)                                                                                \
+    case GRAPH_BINARY_##name:                                                                                          \
+        return value;
+#include "oracle/graph/maps.inc"
+    default:
+        return NAN;
     }
 }
 
@@ -298,37 +247,26 @@ static void of_both_many(graph_binary f, int64_t count, double *y, const double 
                          int64_t b_step)
 {
     switch (f) {
-    case GRAPH_BINARY_add:
-        both_along(GRAPH_BINARY_add, count, y, a, a_step, b, b_step);
+#define BINARY(name, value, by_a, by_b)                                                                                \
+    case GRAPH_BINARY_##name:                                                                                          \
+        both_along(GRAPH_BINARY_##name, count, y, a, a_step, b, b_step);                                               \
         break;
-    case GRAPH_BINARY_sub:
-        both_along(GRAPH_BINARY_sub, count, y, a, a_step, b, b_step);
-        break;
-    case GRAPH_BINARY_mul:
-        both_along(GRAPH_BINARY_mul, count, y, a, a_step, b, b_step);
-        break;
-    case GRAPH_BINARY_div:
-        both_along(GRAPH_BINARY_div, count, y, a, a_step, b, b_step);
-        break;
+#include "oracle/graph/maps.inc"
     default:
-        both_along(f, count, y, a, a_step, b, b_step);
+        break;
     }
 }
 
-/* The slope along operand i. Of two that are the same the first has `kink` of the gradient, and the second the rest. */
+/* The slope along operand i. */
 static double slope_along(graph_binary f, int i, double a, double b, double kink)
 {
     switch (f) {
-    case GRAPH_BINARY_add:
-        return 1;
-    case GRAPH_BINARY_sub:
-        return i == 0 ? 1 : -1;
-    case GRAPH_BINARY_mul:
-        return i == 0 ? b : a;
-    case GRAPH_BINARY_div:
-        return i == 0 ? 1 / b : -a / (b * b);
+#define BINARY(name, value, by_a, by_b)                                                                                \
+    case GRAPH_BINARY_##name:                                                                                          \
+        return i == 0 ? by_a : by_b;
+#include "oracle/graph/maps.inc"
     default:
-        return a == b ? (i == 0 ? kink : 1 - kink) : ((f == GRAPH_BINARY_maximum) == (a > b)) == (i == 0);
+        return NAN;
     }
 }
 

@@ -89,78 +89,47 @@ quad_node quad_times(quad_tape *t, quad_node x, quad factor)
 
 /* --- functions of one number --- */
 
+/* y, and dy/dx by x and y; at a clamp's edge the gradient passes. */
+#define FUNCTIONS(X)                                                                                                   \
+    /* the root of ln(1 + e^x) */                                                                                      \
+    X(SQRTSOFTPLUS, sqrtq(x > 0 ? x + log1pq(expq(-x)) : log1pq(expq(x))),                                             \
+      quad_activation(ASSAY_SIGMOID, x) / (2 * y))                                                                     \
+    X(CUT_ABOVE, x > number ? number : x, x > number ? 0 : 1)                                                          \
+    X(CUT, x > number ? number : x < -number ? -number : x, x > number || x < -number ? 0 : 1)                         \
+    X(INVERSE, x + number == 0 ? 0 : 1 / (x + number), -y * y)                                                         \
+    X(INVERSE_ROOT, 1 / sqrtq(x + number), -y * y * y / 2)                                                             \
+    X(RECIPROCAL, 1 / x, -y * y)                                                                                       \
+    X(ABS, x<0 ? -x : x, x> 0 ? 1 : x < 0 ? -1 : 0)                                                                    \
+    X(EXP, expq(x), y)                                                                                                 \
+    X(LOG, logq(x), 1 / x)                                                                                             \
+    X(SQRT, sqrtq(x), 1 / (2 * y))                                                                                     \
+    X(ERF, erfq(x), 2 / sqrtq(M_PIq) * expq(-x * x))                                                                   \
+    X(TANH, tanhq(x), 1 / (coshq(x) * coshq(x)))                                                                       \
+    X(SOFTPLUS, (x > 0 ? x : 0) + log1pq(expq(x > 0 ? -x : x)), quad_activation(ASSAY_SIGMOID, x))                     \
+    X(SIN, sinq(x), cosq(x))                                                                                           \
+    X(COS, cosq(x), -sinq(x))
+
 static quad value_of(quad_unary f, quad x, quad number)
 {
     switch (f) {
-    case QUAD_SQRTSOFTPLUS: /* the root of ln(1 + e^x) */
-        return sqrtq(x > 0 ? x + log1pq(expq(-x)) : log1pq(expq(x)));
-    case QUAD_CUT_ABOVE:
-        return x > number ? number : x;
-    case QUAD_CUT:
-        return x > number ? number : x < -number ? -number : x;
-    case QUAD_INVERSE:
-        return x + number == 0 ? 0 : 1 / (x + number);
-    case QUAD_INVERSE_ROOT:
-        return 1 / sqrtq(x + number);
-    case QUAD_RECIPROCAL:
-        return 1 / x;
-    case QUAD_ABS:
-        return x < 0 ? -x : x;
-    case QUAD_EXP:
-        return expq(x);
-    case QUAD_LOG:
-        return logq(x);
-    case QUAD_SQRT:
-        return sqrtq(x);
-    case QUAD_ERF:
-        return erfq(x);
-    case QUAD_TANH:
-        return tanhq(x);
-    case QUAD_SOFTPLUS:
-        return (x > 0 ? x : 0) + log1pq(expq(x > 0 ? -x : x));
-    case QUAD_SIN:
-        return sinq(x);
-    case QUAD_COS:
-        return cosq(x);
+#define X(name, value, slope)                                                                                          \
+    case QUAD_##name:                                                                                                  \
+        return value;
+        FUNCTIONS(X)
+#undef X
     default:
         return quad_activation((assay_activation)f, x);
     }
 }
 
-/* At a clamp's edge the gradient passes. */
 static quad slope_of(quad_unary f, quad x, quad y, quad number)
 {
     switch (f) {
-    case QUAD_SQRTSOFTPLUS:
-        return quad_activation(ASSAY_SIGMOID, x) / (2 * y);
-    case QUAD_CUT_ABOVE:
-        return x > number ? 0 : 1;
-    case QUAD_CUT:
-        return x > number || x < -number ? 0 : 1;
-    case QUAD_INVERSE:
-        return -y * y;
-    case QUAD_INVERSE_ROOT:
-        return -y * y * y / 2;
-    case QUAD_RECIPROCAL:
-        return -y * y;
-    case QUAD_ABS:
-        return x > 0 ? 1 : x < 0 ? -1 : 0;
-    case QUAD_EXP:
-        return y;
-    case QUAD_LOG:
-        return 1 / x;
-    case QUAD_SQRT:
-        return 1 / (2 * y);
-    case QUAD_ERF:
-        return 2 / sqrtq(M_PIq) * expq(-x * x);
-    case QUAD_TANH:
-        return 1 / (coshq(x) * coshq(x));
-    case QUAD_SOFTPLUS:
-        return quad_activation(ASSAY_SIGMOID, x);
-    case QUAD_SIN:
-        return cosq(x);
-    case QUAD_COS:
-        return -sinq(x);
+#define X(name, value, slope)                                                                                          \
+    case QUAD_##name:                                                                                                  \
+        return slope;
+        FUNCTIONS(X)
+#undef X
     default:
         return quad_activation_slope((assay_activation)f, x);
     }
