@@ -149,12 +149,12 @@ static assay_status run_operation(assay_context *ctx, const assay_trial *t, cons
         own.arithmetic = &assay_arithmetic_emulated;
         own.emulation = &emulation;
     }
-    /* a kernel masks the rows of experts where one expert's end, on whatever row that is */
-    const bool grouped = (plan->operation->parts & ASSAY_PART_GROUPS) != 0;
-    const lossy loss = {.whole_blocks = mutant->whole_blocks,
+    const unsigned parts = plan->operation->parts; /* kernels mask rows of experts where one's end, on any row */
+    const lossy loss = {.emulation.nearest = true,
+                        .whole_blocks = mutant->whole_blocks,
                         .whole_rows = mutant->whole_rows,
-                        .tokens = grouped ? -1 : plan->c->batch * plan->c->sequence,
-                        .rows_too = (plan->operation->parts & ASSAY_PART_EXPERTS) == 0};
+                        .tokens = parts & ASSAY_PART_GROUPS ? -1 : plan->c->batch * plan->c->sequence,
+                        .rows_too = (parts & ASSAY_PART_EXPERTS) == 0};
     if (assay_mutant_is_lossy(mutant)) {
         own.arithmetic = &lossy_arithmetic;
         own.emulation = &loss.emulation;
