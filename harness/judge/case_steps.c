@@ -94,12 +94,8 @@ static int add_name(builder *b, const char *folder, const char *name, int tensor
 static void add_graph_step(builder *b, const graph *g, const graph_step *from, int *of)
 {
     const int number = b->s->step_count;
-    assay_step *step = add_step(b, from->kind->name);
+    assay_step *step = add_step(b, graph_step_name(from));
     graph_parameters_text(from, step->with, sizeof step->with);
-    if (from->kind == &graph_kind_map || from->kind == &graph_kind_binary) { /* kinds of many functions */
-        snprintf(step->kind, sizeof step->kind, "%.*s", (int)sizeof step->kind - 1, step->with);
-        step->with[0] = '\0';
-    }
     for (int i = 0; i < GRAPH_IN; i++)
         if (from->in[i] != 0) add_in(step, of[from->in[i]]);
     for (int out = 0; out < GRAPH_OUT; out++) {

@@ -14,14 +14,12 @@ bool assay_mutant_is_of_step(const assay_mutant *mutant)
     return mutant->step.step > 0;
 }
 
-/* "silu", "softmax over D": kinds of many functions go by the function. */
+/* "silu", "softmax over D" */
 static void describe(const graph_step *step, char text[ASSAY_STEP_NAME])
 {
-    const graph_kind *kind = step->kind;
-    const bool many = kind == &graph_kind_map || kind == &graph_kind_binary || kind == &graph_kind_reduce;
     char with[ASSAY_STEP_NAME];
     graph_parameters_text(step, with, sizeof with);
-    snprintf(text, ASSAY_STEP_NAME, "%s%s%.40s", many ? "" : kind->name, many || with[0] == '\0' ? "" : " ", with);
+    snprintf(text, ASSAY_STEP_NAME, "%.20s%s%.40s", graph_step_name(step), with[0] == '\0' ? "" : " ", with);
 }
 
 /* "in h.silu (silu): another function" */

@@ -30,13 +30,7 @@ static void without_folder(const char *name, char to[ASSAY_STEP_NAME])
 static void own_name(const graph *g, int tensor, char name[ASSAY_STEP_NAME])
 {
     const graph_step *step = &g->steps[g->tensors[tensor].step];
-    const graph_kind *kind = step->kind;
-    if (kind != &graph_kind_map && kind != &graph_kind_binary && kind != &graph_kind_reduce) {
-        without_folder(g->tensors[tensor].row.name, name);
-    } else {
-        graph_parameters_text(step, name, ASSAY_STEP_NAME);
-        name[strcspn(name, " ")] = '\0';
-    }
+    without_folder(step->kind->functions != NULL ? graph_step_name(step) : g->tensors[tensor].row.name, name);
 }
 
 /* What the first step that reads it makes; 0: none does. */
@@ -124,7 +118,7 @@ static bool is_number(const at *a, int i)
 static bool has_two_operands(const at *a)
 {
     const graph_kind *kind = a->step->kind;
-    return kind == &graph_kind_binary || kind == &graph_kind_add || kind == &graph_kind_where;
+    return (kind == &graph_kind_binary && a->step->in[1] != 0) || kind == &graph_kind_where;
 }
 
 static int first_operand(const at *a)
@@ -147,7 +141,7 @@ static bool leave(const at *a, int input)
     if (!is_number(a, input) || a->step->out[1] != 0 || tensor_of(a, x)->in_parts) return false;
     if (!assay_shape_equal(&tensor_of(a, x)->row.shape, &made_row(a)->shape)) return false;
     if (has_two_operands(a) && strcmp(tensor_of(a, x)->row.axes, made_row(a)->axes) != 0) return false;
-    *a->to = (graph_step){.kind = &graph_kind_scale, .in = {x}, .with.number = 1};
+    *a->to = (graph_step){.kind = &graph_kind_order, .in = {x}, .with.general.function = 1}; /* as it lies */
     memcpy(a->to->out, a->step->out, sizeof a->to->out);
     return true;
 }
@@ -195,13 +189,11 @@ static bool take_gate(const at *a)
 
 static bool take_function(const at *a)
 {
-    char text[ASSAY_STEP_NAME];
     if (a->step->kind == &graph_kind_glu) return take_gate(a);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         if (others[i].kind != a->step->kind || others[i].function != a->step->with.general.function) continue;
         a->to->with.general.function = others[i].other;
-        graph_parameters_text(a->to, text, sizeof text);
-        snprintf(a->more, ASSAY_STEP_NAME, "_%.*s", (int)strcspn(text, " "), text);
+        snprintf(a->more, ASSAY_STEP_NAME, "_%s", graph_step_name(a->to));
         return true;
     }
     return false;
@@ -225,13 +217,6 @@ static bool take_axis(const at *a)
 static bool take_first(const at *a)
 {
     const assay_tensor_row *x = &tensor_of(a, a->step->in[0])->row;
-    if (a->step->kind == &graph_kind_columns) {
-        graph_columns *columns = &a->to->with.columns;
-        const int64_t own = graph_last_axis(a->g, a->step->out[0]);
-        if (own == columns->width) return false;
-        columns->first += columns->first + own < columns->width ? 1 : -1;
-        return true;
-    }
     if (a->step->kind != &graph_kind_slice) return false;
     const size_t axis = strcspn(x->axes, a->step->with.general.over);
     const int64_t whole = x->shape.dims[axis], own = made_row(a)->shape.dims[axis];
@@ -286,7 +271,8 @@ static bool take_parameter(const at *a, assay_step_change_kind change)
         to->general.by_tanh = true;
         return f == GRAPH_MAP_sigmoid || f == GRAPH_MAP_silu;
     case ASSAY_STEP_CHANGE_FACTOR_TWICE:
-        return kind == &graph_kind_scale && set_number(&to->number, to->number * to->number);
+        return kind == &graph_kind_binary && a->step->in[1] == 0 &&
+               set_number(&to->general.b, to->general.b * to->general.b);
     case ASSAY_STEP_CHANGE_OTHER_THETA:
         to->rope.config.rope_max_timescale *= 50;
         return kind == &graph_kind_angles;
@@ -591,7 +577,7 @@ static bool read_one_index(const at *a, bool back_alone)
     if (x == 0 || a->step->in[1] == 0 || !misread(a, input, read_first) || axis >= row->shape.rank) return false;
     const char *made = made_row(a)->axes, *found = strchr(made, row->axes[axis]);
     if (found == NULL || (found[1] == '\0' && found != made)) return false;
-    if (row->shape.dims[axis] < 2 || (back_alone && (stays || (a->step->kind->reads >> input & 1) == 0))) return false;
+    if (row->shape.dims[axis] < 2 || (back_alone && (stays || (graph_reads(a->step) >> input & 1) == 0))) return false;
     a->to->wrong.by = stays;
     a->to->wrong.axis = row->axes[axis];
     a->to->wrong.back_alone = back_alone;
@@ -648,7 +634,7 @@ static bool read_interleaved(const at *a)
     int halves = 0;
     for (int i = 0; i < a->g->step_count; i++) {
         const graph_step *reader = &a->g->steps[i];
-        const bool cuts = reader->kind == &graph_kind_slice || reader->kind == &graph_kind_columns;
+        const bool cuts = reader->kind == &graph_kind_slice;
         halves += cuts && reader->in[0] == a->step->out[0] && columns == 2 * graph_last_axis(a->g, reader->out[0]);
     }
     return halves == 2 && columns > 2 && spoil(a, interleave, 0);

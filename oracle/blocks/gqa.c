@@ -77,10 +77,9 @@ typedef struct projection {
 
 static int project(graph *g, const assay_gqa_config *config, int x, int qkv, const projection *p, const int *w)
 {
-    const int64_t dim = config->head_dim, all = (config->heads + 2 * config->kv_heads) * dim;
     const bool normed = config->qk_norm && p->norm >= 0;
     const int heads = qkv == 0 ? graph_linear(g, p->axes, x, w[p->kernel], w[p->bias], &config->recipe)
-                               : graph_slice_columns(g, p->axes, qkv, p->first * dim, all);
+                               : graph_part(g, p->axes, qkv, 'Q', p->first);
     if (qkv == 0) graph_quantised(g, p->gradient, p->axes, heads);
     return normed ? graph_rms_norm(g, heads, w[p->norm], config->epsilon) : heads;
 }

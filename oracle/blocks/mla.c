@@ -44,7 +44,7 @@ assay_tensor_row assay_mla_weight_row(const assay_mla_config *config, int weight
 
 int assay_mla_steps(graph *g, const assay_mla_config *config, const assay_attention_givens *in, const int *w)
 {
-    const int64_t nope = config->qk_nope_head_dim, rank = config->kv_lora_rank, wide = rank + config->rope.dim;
+    const int64_t nope = config->qk_nope_head_dim, rank = config->kv_lora_rank;
     const assay_quant_recipe_config *recipe = &config->recipe;
     const bool compressed = config->q_lora_rank > 0;
     const assay_attention_config attention = {.batch = config->batch,
@@ -64,7 +64,7 @@ int assay_mla_steps(graph *g, const assay_mla_config *config, const assay_attent
         latent = graph_named(g, "mla_q", graph_rms_norm(g, query_wa, w[ASSAY_MLA_Q_NORM], config->epsilon));
     }
     const int kv_wa = graph_named(g, "kv_wa_proj", graph_linear(g, "BSw", in->x, w[ASSAY_MLA_WKV_A], 0, recipe));
-    const int down = graph_fused(g, graph_slice_columns(g, "BSl", kv_wa, 0, wide));
+    const int down = graph_fused(g, graph_part(g, "BSl", kv_wa, 'w', 0));
     const int mla_kv = graph_named(g, "mla_kv", graph_rms_norm(g, down, w[ASSAY_MLA_KV_NORM], config->epsilon));
 
     const int q = compressed ? graph_linear(g, "BSNq", latent, w[ASSAY_MLA_WQ_B], 0, recipe)
@@ -72,7 +72,7 @@ int assay_mla_steps(graph *g, const assay_mla_config *config, const assay_attent
     const int turned = graph_rope(g, q, nope, &turns);
     const int query = graph_named(g, "query_proj", graph_scale(g, turned, assay_mla_softmax_scale(config)));
 
-    const int k_pe = graph_fused(g, graph_slice_columns(g, "BSR", kv_wa, rank, wide));
+    const int k_pe = graph_fused(g, graph_part(g, "BSR", kv_wa, 'w', rank));
     const int key_rope = graph_called(g, "rotated_key", graph_fused(g, graph_rope(g, k_pe, 0, &turns)));
     const graph_key_value kv = graph_expand(g, mla_kv, w[ASSAY_MLA_WKV_B], key_rope, recipe);
     const int key = graph_named(g, "key_proj", kv.key), value = graph_named(g, "value_proj", kv.value);

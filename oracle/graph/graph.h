@@ -35,7 +35,7 @@ typedef struct graph_tensor {
     bool flows;                /* an output's gradient may reach it; else it has none, whatever others do */
     int step;                  /* that makes it; -1: it is given */
     int last;                  /* the last step that reads it; -1: none does */
-    bool in_parts;             /* those who read it take columns of it, which are disjoint */
+    bool in_parts;             /* those who read it take parts of it, which are disjoint */
     bool quantised;            /* a step quantises it, and the block computed it itself */
     bool integers;             /* that a step makes, which others read as indices */
     bool chosen;               /* and a choice: a result, in whose place the run goes on from what the source has */
@@ -43,10 +43,6 @@ typedef struct graph_tensor {
     assay_tensor_row gradient; /* which a recipe quantises on the way back, a checkpoint; without a name: nothing */
     double number;             /* GRAPH_NUMBER */
 } graph_tensor;
-
-typedef struct graph_columns {
-    int64_t first, width; /* of the rows that they are taken from, in numbers */
-} graph_columns;
 
 typedef struct graph_rotation {
     int64_t first; /* column of each head that is turned; the others pass */
@@ -74,7 +70,7 @@ typedef struct graph_product {
 /* Of the kinds that programs are made of (kind_map.c, kind_reduce.c, kind_moves.c, kind_product.c). */
 typedef struct graph_general {
     int function; /* graph_map, graph_binary, graph_reduction */
-    double a, b;  /* the function's numbers */
+    double a, b;  /* the function's numbers; b: of two, what the second is where it is no tensor */
     double kink;  /* the slope where there are several (graph_kink_range); of the largest over axes: each one's share */
     char over[ASSAY_MAX_RANK + 1]; /* axes that a sum, a softmax, a cut or a join goes along */
     int64_t first;                 /* index along the axis */
@@ -88,11 +84,10 @@ typedef struct graph_general {
 typedef union graph_parameters {
     graph_general general;
     graph_product product;          /* linear, expand */
-    double number;                  /* the factor of scale, the epsilon of a norm */
+    double number;                  /* the epsilon of a norm */
     assay_gated_mlp_config mlp;     /* glu */
     assay_quantize_config quantise; /* quantise_hidden, hidden_numbers */
-    graph_columns columns;
-    graph_rotation rope; /* and of angles, rotation */
+    graph_rotation rope;            /* and of angles, rotation */
     assay_attention_config attention;
 } graph_parameters;
 
@@ -197,12 +192,14 @@ void graph_weigh_rows(graph *g, int tensor, int weights);
 int graph_weigh(graph *g, int x, int weights);
 /* The tensor's step is graph_step.staged. */
 void graph_staged(graph *g, int tensor);
-int graph_add(graph *g, int x, int y);                          /* y may be stored before */
+/* A copy, which may be stored; x itself is its caller's to round. */
+int graph_stored(graph *g, int x);
+int graph_add(graph *g, int x, int y);
 int graph_rms_norm(graph *g, int x, int scale, double epsilon); /* over the scale's axis, the last one */
 int graph_layer_norm(graph *g, int x, int scale, int bias, double epsilon);
 int graph_scale(graph *g, int x, double factor);
-/* Columns of rows of `width` numbers. */
-int graph_slice_columns(graph *g, const char *axes, int x, int64_t first, int64_t width);
+/* What x has along an axis from `first` on; nothing but such parts reads x, and no two have the same. */
+int graph_part(graph *g, const char *axes, int x, char axis, int64_t first);
 /* The angles of positions [B,S,dim/2], and their cosines and sines. */
 typedef struct graph_turns {
     int cosine, sine;
@@ -248,7 +245,9 @@ bool graph_is_made(const graph *g, int tensor);
 int64_t graph_size(const graph *g, int tensor); /* in numbers */
 int64_t graph_last_axis(const graph *g, int tensor);
 int64_t graph_axis(const graph *g, char axis); /* its size, of the first tensor that has it; 0: none has */
-/* "epsilon 1e-06": what matters of the step's parameters (graph_text.c); "" where it has none. */
+/* Its function where its kind has many of them, else its kind. */
+const char *graph_step_name(const graph_step *step);
+/* "epsilon 1e-06": what matters of the step's parameters besides (graph_text.c); "" where it has none. */
 void graph_parameters_text(const graph_step *step, char *text, size_t size);
 assay_tensor_table graph_weight_table(const graph *g);
 /* Operations of the products that computing a tensor takes, from checkpoints before it; a multiply and an add are 2. */

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "oracle/graph/graph_kind.h"
+#include "oracle/graph/graph_map.h"
 
 void graph_begin(graph *g, const void *config, int64_t (*axis_size)(const void *config, char axis))
 {
@@ -102,16 +103,11 @@ void graph_end(graph *g, int result)
     g->result = graph_fused(g, result);
     g->config = NULL;
     for (int t = 1; t < g->tensor_count; t++) {
-        int readers = 0, columns = 0;
         for (int i = 0; i < g->step_count; i++) {
             for (int k = 0; k < GRAPH_IN; k++) {
-                if (g->steps[i].in[k] != t) continue;
-                g->tensors[t].last = i;
-                readers++;
-                columns += g->steps[i].kind->slices_columns;
+                if (g->steps[i].in[k] == t) g->tensors[t].last = i;
             }
         }
-        g->tensors[t].in_parts = readers > 0 && columns == readers;
     }
     for (int i = 0; i < g->output_count; i++)
         g->tensors[g->outputs[i].tensor].last = g->step_count; /* read at the end */
@@ -222,11 +218,20 @@ int graph_weigh(graph *g, int x, int weights)
     return add_output_like(g, step, "weighed", x);
 }
 
+int graph_stored(graph *g, int x)
+{
+    graph_step *step = add_step(g, &graph_kind_order);
+    step->in[0] = graph_fused(g, x);
+    step->with.general.function = 1;
+    return add_output_like(g, step, "stored", x);
+}
+
 int graph_add(graph *g, int x, int y)
 {
-    graph_step *step = add_step(g, &graph_kind_add);
+    graph_step *step = add_step(g, &graph_kind_binary);
     step->in[0] = x;
     step->in[1] = y;
+    step->with.general.function = GRAPH_BINARY_add;
     return add_output_like(g, step, "sum", x);
 }
 
@@ -284,18 +289,15 @@ int graph_layer_norm(graph *g, int x, int scale, int bias, double epsilon)
 
 int graph_scale(graph *g, int x, double factor)
 {
-    graph_step *step = add_step(g, &graph_kind_scale);
-    step->in[0] = x;
-    step->with.number = factor;
+    graph_step *step = add_step(g, &graph_kind_binary);
+    *step = graph_times(x, factor);
     return add_output_like(g, step, "scaled", x);
 }
 
-int graph_slice_columns(graph *g, const char *axes, int x, int64_t first, int64_t width)
+int graph_part(graph *g, const char *axes, int x, char axis, int64_t first)
 {
-    graph_step *step = add_step(g, &graph_kind_columns);
-    step->in[0] = x;
-    step->with.columns = (graph_columns){first, width};
-    return add_output(g, step, 0, row_of(g, "columns", axes));
+    g->tensors[x].in_parts = true;
+    return graph_step_of(g, &graph_kind_slice, axes, &x, 1, &(graph_general){.over = {axis}, .first = first});
 }
 
 static int add_constant(graph *g, graph_step *step, int place, const char *name, int64_t half, int like)

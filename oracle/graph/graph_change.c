@@ -25,7 +25,7 @@ static int find_changed(const assay_context *ctx, const graph *g, const graph_st
     const int first = ctx->change->how == ASSAY_STEP_SHIFTED_BACK ? MADE : 0;
     for (int i = first; i < GRAPH_IN + GRAPH_OUT; i++) {
         const int tensor = i < MADE ? step->in[i] : step->out[i - MADE];
-        if (tensor == 0 || !assay_step_is_changed(ctx, step->kind->name, g->tensors[tensor].row.name)) continue;
+        if (tensor == 0 || !assay_step_is_changed(ctx, graph_step_name(step), g->tensors[tensor].row.name)) continue;
         return i < MADE ? i : MADE;
     }
     return UNCHANGED;
@@ -62,8 +62,7 @@ const graph_step *graph_step_at(const assay_context *ctx, const graph *g, int nu
         changed->wrong.type = change->type;
     }
     if (change->how == ASSAY_STEP_TIMES) {
-        *changed = (graph_step){.kind = &graph_kind_scale, .with.number = change->by};
-        changed->in[0] = step->in[change->input];
+        *changed = graph_times(step->in[change->input], change->by);
         memcpy(changed->out, step->out, sizeof changed->out);
     }
     if (change->how == ASSAY_STEP_DETACHED) {

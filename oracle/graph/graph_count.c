@@ -40,6 +40,18 @@ void graph_round_gradient(const assay_context *ctx, const graph_call *c, int i)
         assay_round(ctx, ASSAY_ROUND_STORAGE, graph_size(c->graph, c->step->in[i]), c->dx[i]);
 }
 
+const char *graph_step_name(const graph_step *step)
+{
+    const graph_kind *kind = step->kind;
+    return kind->functions != NULL ? kind->functions[step->with.general.function] : kind->name;
+}
+
+unsigned graph_reads(const graph_step *step)
+{
+    const graph_kind *kind = step->kind;
+    return kind->reads_nothing != NULL && kind->reads_nothing(step) ? 0 : kind->reads;
+}
+
 int64_t graph_owners(const graph *g)
 {
     return g->owners > 1 ? g->owners : 1;
@@ -147,7 +159,7 @@ double graph_backward_operations(const graph *g)
         const graph_step *step = &g->steps[number];
         if (step->kind->backward_operations != NULL) sum += step->kind->backward_operations(g, step);
         for (int i = 0; i < GRAPH_IN; i++) /* what it computes again */
-            if ((step->kind->reads >> i & 1) != 0 && g->tensors[step->in[i]].role == GRAPH_WITHIN)
+            if ((graph_reads(step) >> i & 1) != 0 && g->tensors[step->in[i]].role == GRAPH_WITHIN)
                 add_operations(g, step->in[i], &sum);
     }
     return sum;

@@ -20,9 +20,10 @@ enum { GRAPH_READS_OUT = GRAPH_IN };
 
 typedef struct graph_kind {
     const char *name;
-    unsigned reads; /* by backward: bit i: in[i]; bit GRAPH_READS_OUT + i: out[i] */
-    unsigned makes; /* gradients of inputs that backward makes wanted or not: bit i: in[i] */
-    bool slices_columns;
+    const char *const *functions;                  /* names of graph_general.function; NULL: its steps have one name */
+    unsigned reads;                                /* by backward: bit i: in[i]; bit GRAPH_READS_OUT + i: out[i] */
+    bool (*reads_nothing)(const graph_step *step); /* of all that; NULL: no step does */
+    unsigned makes;         /* gradients of inputs that backward makes wanted or not: bit i: in[i] */
     const char *inaccurate; /* its other form, as right and far less accurate (assay_accuracy); NULL: it has none */
     bool recurrent; /* what it multiplies is sums as well: in a type of their own they are not rounded as operands */
     assay_status (*forward)(assay_context *ctx, const graph_call *c);
@@ -32,10 +33,10 @@ typedef struct graph_kind {
     double (*scratch)(const graph *g, const graph_step *step); /* in numbers; NULL: none to speak of */
 } graph_kind;
 
-extern const graph_kind graph_kind_layer_norm, graph_kind_add, graph_kind_glu, graph_kind_quantise_hidden,
-    graph_kind_hidden_numbers, graph_kind_weigh_rows;
-extern const graph_kind graph_kind_linear, graph_kind_rms_norm, graph_kind_scale, graph_kind_columns, graph_kind_angles,
-    graph_kind_rotations, graph_kind_rope, graph_kind_expand, graph_kind_attention;
+extern const graph_kind graph_kind_layer_norm, graph_kind_glu, graph_kind_quantise_hidden, graph_kind_hidden_numbers,
+    graph_kind_weigh_rows;
+extern const graph_kind graph_kind_linear, graph_kind_rms_norm, graph_kind_angles, graph_kind_rotations,
+    graph_kind_rope, graph_kind_expand, graph_kind_attention;
 /* Of programs (oracle/program), with graph_general for their parameters. */
 extern const graph_kind graph_kind_map, graph_kind_binary, graph_kind_where, graph_kind_float, graph_kind_reduce,
     graph_kind_softmax, graph_kind_logsumexp, graph_kind_running_sum, graph_kind_product, graph_kind_grouped_product,
@@ -43,6 +44,10 @@ extern const graph_kind graph_kind_map, graph_kind_binary, graph_kind_where, gra
     graph_kind_scatter_add, graph_kind_pick, graph_kind_top_k, graph_kind_argsort, graph_kind_bincount,
     graph_kind_causal_convolution, graph_kind_linear_scan, graph_kind_gated_delta_rule;
 
+/* A step that multiplies x by a number; it has no output yet. */
+graph_step graph_times(int x, double factor);
+/* What backward of the step reads, as graph_kind.reads. */
+unsigned graph_reads(const graph_step *step);
 /* The step as it is run: a mutant's is another one, which is put down in *changed. */
 const graph_step *graph_step_at(const assay_context *ctx, const graph *g, int number, graph_step *changed);
 /* What slopes the step has where it has several (graph_general.kink): at 0 of abs and relu, on the bounds of clamp, where operands of

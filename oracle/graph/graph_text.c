@@ -3,7 +3,6 @@
 #include <stdio.h>
 
 #include "oracle/graph/graph_kind.h"
-#include "oracle/graph/graph_map.h"
 
 static void glu_text(const assay_gated_mlp_config *mlp, char *text, size_t size)
 {
@@ -28,42 +27,21 @@ static void angles_text(const assay_rope_config *rope, char *text, size_t size)
     if (rope->yarn) snprintf(text + used, size - (size_t)used, ", yarn, factor %g", rope->rope_factor);
 }
 
-/* "silu", "over TE" */
-static void general_text(const graph_kind *kind, const graph_general *with, char *text, size_t size)
-{
-#define MAP(name, value, slope) #name,
-    static const char *const maps[] = {
-#include "oracle/graph/maps.inc"
-    };
-#define BINARY(name, value, by_a, by_b) #name,
-    static const char *const binaries[] = {
-#include "oracle/graph/maps.inc"
-    };
-#define REDUCTION(name) #name,
-    static const char *const reductions[] = {
-#include "oracle/graph/maps.inc"
-    };
-    if (kind == &graph_kind_map) snprintf(text, size, "%s", maps[with->function]);
-    if (kind == &graph_kind_binary) snprintf(text, size, "%s", binaries[with->function]);
-    if (kind == &graph_kind_reduce) snprintf(text, size, "%s over %s", reductions[with->function], with->over);
-    if (kind == &graph_kind_softmax || kind == &graph_kind_logsumexp || kind == &graph_kind_running_sum)
-        snprintf(text, size, "over %s", with->over);
-}
-
 void graph_parameters_text(const graph_step *step, char *text, size_t size)
 {
     const graph_kind *kind = step->kind;
     const graph_parameters *with = &step->with;
     const bool product = kind == &graph_kind_linear || kind == &graph_kind_expand;
     text[0] = '\0';
-    general_text(kind, &with->general, text, size);
+    if (kind == &graph_kind_reduce || kind == &graph_kind_softmax || kind == &graph_kind_logsumexp ||
+        kind == &graph_kind_running_sum)
+        snprintf(text, size, "over %s", with->general.over);
+    if (kind == &graph_kind_binary && step->in[1] == 0) snprintf(text, size, "by %g", with->general.b);
+    if (kind == &graph_kind_slice) snprintf(text, size, "from %" PRId64, with->general.first);
     if (product && with->product.recipe.recipe != NULL)
         snprintf(text, size, "recipe %s", with->product.recipe.recipe->name);
     if (kind == &graph_kind_rms_norm || kind == &graph_kind_layer_norm)
         snprintf(text, size, "epsilon %g", with->number);
-    if (kind == &graph_kind_scale) snprintf(text, size, "factor %g", with->number);
-    if (kind == &graph_kind_columns)
-        snprintf(text, size, "from %" PRId64 " of %" PRId64, with->columns.first, with->columns.width);
     if (kind == &graph_kind_angles) angles_text(&with->rope.config, text, size);
     if (kind == &graph_kind_rope)
         snprintf(text, size, "columns %" PRId64 " to %" PRId64 "%s", with->rope.first,

@@ -434,7 +434,7 @@ static assay_status term_of(assay_context *ctx, graph_run *r, const graph_step *
     for (int k = 0; k < i; k++) again |= step->in[k] == tensor;
     if (r->terms[tensor] == 0 && !again) *dx = r->gradient_room[tensor];
     if (*dx == NULL) MUST(assay_alloc_f64(ctx, "gradient", size, dx));
-    if (step->kind->slices_columns) memset(*dx, 0, (size_t)size * sizeof **dx);
+    if (in_parts) memset(*dx, 0, (size_t)size * sizeof **dx);
     if (in_parts) r->gradient[tensor] = *dx;
     if (in_parts) r->lent_gradient[tensor] = *dx == r->gradient_room[tensor];
     return ASSAY_OK;
@@ -485,7 +485,7 @@ static assay_status back(assay_context *ctx, graph_run *r, int number)
     assay_status status = ASSAY_OK;
     graph_step changed;
     const graph_step *step = graph_step_at(ctx, r->graph, number, &changed);
-    const unsigned reads = step->kind->reads;
+    const unsigned reads = graph_reads(step);
     graph_call c = {0};
     OWNED double *read = NULL;
     for (int i = 0; i < GRAPH_IN; i++)

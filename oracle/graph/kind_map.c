@@ -208,7 +208,13 @@ static assay_status map_backward(assay_context *ctx, const graph_call *c)
     return ASSAY_OK;
 }
 
-const graph_kind graph_kind_map = {.name = "map", .reads = 1, .forward = map_forward, .backward = map_backward};
+static const char *const maps[] = {
+#define MAP(name, value, slope) #name,
+#include "oracle/graph/maps.inc"
+};
+
+const graph_kind graph_kind_map = {
+    .name = "map", .functions = maps, .reads = 1, .forward = map_forward, .backward = map_backward};
 
 /* --- y = f(a, b) --- */
 
@@ -272,15 +278,19 @@ static double slope_along(graph_binary f, int i, double a, double b, double kink
 
 typedef struct pairs {
     graph_loop loop;
+    const double *x[2];
     graph_strides strides[2];
     int64_t step[2];
 } pairs;
 
+/* What is no tensor, or is not there because backward does not read it, is a number. */
 static pairs pairs_of(const graph_call *c)
 {
     pairs p = {.loop = graph_loop_over(row_out(c))};
     for (int i = 0; i < 2; i++) {
-        p.strides[i] = graph_strides_of(row_in(c, i), row_out(c)->axes);
+        const bool there = c->x[i] != NULL;
+        p.x[i] = there ? c->x[i] : &c->step->with.general.b;
+        p.strides[i] = graph_strides_of(there ? row_in(c, i) : &c->graph->tensors[0].row, row_out(c)->axes);
         p.step[i] = graph_row_step(&p.loop, &p.strides[i]);
     }
     return p;
@@ -292,8 +302,8 @@ static assay_status binary_forward(assay_context *ctx, const graph_call *c)
     const graph_binary f = (graph_binary)c->step->with.general.function;
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < p.loop.rows; row++) {
-        const double *a = c->x[0] + graph_row_start(&p.loop, &p.strides[0], row),
-                     *b = c->x[1] + graph_row_start(&p.loop, &p.strides[1], row);
+        const double *a = p.x[0] + graph_row_start(&p.loop, &p.strides[0], row),
+                     *b = p.x[1] + graph_row_start(&p.loop, &p.strides[1], row);
         double *y = c->y[0] + row * p.loop.width;
         of_both_many(f, p.loop.width, y, a, p.step[0], b, p.step[1]);
         round_result(ctx, c, p.loop.width, y);
@@ -309,8 +319,8 @@ static void terms_of(const assay_context *ctx, const graph_call *c, const pairs 
     const double kink = c->step->with.general.kink;
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < p->loop.rows; row++) {
-        const double *a = c->x[0] + graph_row_start(&p->loop, &p->strides[0], row),
-                     *b = c->x[1] + graph_row_start(&p->loop, &p->strides[1], row);
+        const double *a = p->x[0] + graph_row_start(&p->loop, &p->strides[0], row),
+                     *b = p->x[1] + graph_row_start(&p->loop, &p->strides[1], row);
         const double *dy = c->dy[0] + row * p->loop.width;
         double *to = terms + row * p->loop.width;
         for (int64_t i = 0; i < p->loop.width; i++)
@@ -407,8 +417,30 @@ static assay_status binary_backward(assay_context *ctx, const graph_call *c)
     return f == GRAPH_BINARY_div ? keep_terms(ctx, c) : ASSAY_OK;
 }
 
-const graph_kind graph_kind_binary = {
-    .name = "binary", .reads = 3, .forward = binary_forward, .backward = binary_backward};
+graph_step graph_times(int x, double factor)
+{
+    return (graph_step){
+        .kind = &graph_kind_binary, .in = {x}, .with.general = {.function = GRAPH_BINARY_mul, .b = factor}};
+}
+
+static const char *const binaries[] = {
+#define BINARY(name, value, by_a, by_b) #name,
+#include "oracle/graph/maps.inc"
+};
+
+/* Sums, and what has a number for its second operand. */
+static bool reads_nothing(const graph_step *step)
+{
+    const int f = step->with.general.function;
+    return step->in[1] == 0 || f == GRAPH_BINARY_add || f == GRAPH_BINARY_sub;
+}
+
+const graph_kind graph_kind_binary = {.name = "binary",
+                                      .functions = binaries,
+                                      .reads = 3,
+                                      .reads_nothing = reads_nothing,
+                                      .forward = binary_forward,
+                                      .backward = binary_backward};
 
 /* --- y = a where the mask is not 0, else b --- */
 

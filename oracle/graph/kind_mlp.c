@@ -6,33 +6,6 @@
 #include "oracle/ops/glu.h"
 #include "oracle/ops/requantise.h"
 
-/* --- y = x + residual --- */
-
-static assay_status add_forward(assay_context *ctx, const graph_call *c)
-{
-    enum { PIECE = 4096 };
-    const int64_t count = graph_in_size(c->graph, c->step, 0);
-#pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t first = 0; first < count; first += PIECE) {
-        const int64_t end = count - first < PIECE ? count : first + PIECE;
-        memcpy(c->y[0] + first, c->x[1] + first, (size_t)(end - first) * sizeof(double));
-        assay_round(ctx, ASSAY_ROUND_STORAGE, end - first, c->y[0] + first);
-        for (int64_t i = first; i < end; i++) c->y[0][i] = c->x[0][i] + c->y[0][i];
-    }
-    return ASSAY_OK;
-}
-
-static assay_status add_backward(assay_context *ctx, const graph_call *c)
-{
-    (void)ctx;
-    for (int i = 0; i < 2; i++) {
-        if (c->dx[i] != NULL) memcpy(c->dx[i], c->dy[0], (size_t)graph_in_size(c->graph, c->step, i) * sizeof(double));
-    }
-    return ASSAY_OK;
-}
-
-const graph_kind graph_kind_add = {.name = "add", .forward = add_forward, .backward = add_backward};
-
 /* --- h = glu(gate, up), which may lie beside each other --- */
 
 typedef struct branches {

@@ -96,7 +96,8 @@ static assay_status slice_forward(assay_context *ctx, const graph_call *c)
 static assay_status slice_backward(assay_context *ctx, const graph_call *c)
 {
     const part p = part_of(row_in(c, 0), row_out(c), axis_at(row_in(c, 0), c), c->step->with.general.first);
-    memset(c->dx[0], 0, (size_t)graph_in_size(c->graph, c->step, 0) * sizeof(double));
+    if (!c->graph->tensors[c->step->in[0]].in_parts)
+        memset(c->dx[0], 0, (size_t)graph_in_size(c->graph, c->step, 0) * sizeof(double));
     move(ctx, &p, c->dx[0], (double *)c->dy[0], false);
     return ASSAY_OK;
 }

@@ -130,8 +130,13 @@ static assay_status reduce_backward(assay_context *ctx, const graph_call *c)
     return ASSAY_OK;
 }
 
+static const char *const reductions[] = {
+#define REDUCTION(name) #name,
+#include "oracle/graph/maps.inc"
+};
+
 const graph_kind graph_kind_reduce = {
-    .name = "reduce", .reads = 1, .forward = reduce_forward, .backward = reduce_backward};
+    .name = "reduce", .functions = reductions, .reads = 1, .forward = reduce_forward, .backward = reduce_backward};
 
 /* --- along one axis --- */
 

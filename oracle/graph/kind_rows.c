@@ -1,4 +1,4 @@
-/* Steps over rows: RMS norm, a factor, columns. */
+/* Steps over rows: norms, a weight of each row. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -92,30 +92,6 @@ const graph_kind graph_kind_layer_norm = {.name = "layer_norm",
                                           .forward = layer_norm_forward,
                                           .backward = layer_norm_backward};
 
-/* --- y = factor x --- */
-
-static void times(const assay_context *ctx, double *y, const double *x, double factor, int64_t count)
-{
-#pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t i = 0; i < count; i++) y[i] = x[i] * factor;
-}
-
-static assay_status scale_forward(assay_context *ctx, const graph_call *c)
-{
-    times(ctx, c->y[0], c->x[0], c->step->with.number, graph_in_size(c->graph, c->step, 0));
-    return ASSAY_OK;
-}
-
-static assay_status scale_backward(assay_context *ctx, const graph_call *c)
-{
-    const int64_t size = graph_in_size(c->graph, c->step, 0);
-    times(ctx, c->dx[0], c->dy[0], c->step->with.number, size);
-    graph_round_gradient(ctx, c, 0);
-    return ASSAY_OK;
-}
-
-const graph_kind graph_kind_scale = {.name = "scale", .forward = scale_forward, .backward = scale_backward};
-
 /* --- y = x, each row times a weight of its own; its gradient may be stored where y may --- */
 
 static assay_status weigh_forward(assay_context *ctx, const graph_call *c)
@@ -138,37 +114,3 @@ static assay_status weigh_backward(assay_context *ctx, const graph_call *c)
 
 const graph_kind graph_kind_weigh_rows = {
     .name = "weigh_rows", .reads = 3, .forward = weigh_forward, .backward = weigh_backward};
-
-/* --- y = columns of x; its gradient has been rounded --- */
-
-typedef struct columns {
-    int64_t rows, width, first, count;
-} columns;
-
-static columns columns_of(const graph_call *c)
-{
-    const graph_columns *of = &c->step->with.columns;
-    const int64_t rows = graph_in_size(c->graph, c->step, 0) / of->width;
-    return (columns){rows, of->width, of->first, graph_out_size(c->graph, c->step, 0) / rows};
-}
-
-static assay_status columns_forward(assay_context *ctx, const graph_call *c)
-{
-    const columns s = columns_of(c);
-#pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t row = 0; row < s.rows; row++)
-        memcpy(c->y[0] + row * s.count, c->x[0] + row * s.width + s.first, (size_t)s.count * sizeof(double));
-    return ASSAY_OK;
-}
-
-static assay_status columns_backward(assay_context *ctx, const graph_call *c)
-{
-    const columns s = columns_of(c);
-#pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t row = 0; row < s.rows; row++)
-        memcpy(c->dx[0] + row * s.width + s.first, c->dy[0] + row * s.count, (size_t)s.count * sizeof(double));
-    return ASSAY_OK;
-}
-
-const graph_kind graph_kind_columns = {
-    .name = "columns", .slices_columns = true, .forward = columns_forward, .backward = columns_backward};

@@ -68,11 +68,11 @@ void assay_layer_graph(graph *g, const assay_stack_config *config, int64_t layer
     }
 
     in.x = graph_rms_norm(g, x, pre_norm, config->epsilon);
-    const int attended = graph_fused(g, attention_steps(g, config, layer, &in, of_attention)); /* the sum stores it */
+    const int attended = graph_stored(g, attention_steps(g, config, layer, &in, of_attention));
     const int h = graph_called(g, LAYER_H, graph_add(g, x, attended));
     const int h_norm = graph_rms_norm(g, h, post_norm, config->epsilon);
     if (dense) {
-        const int y = graph_fused(g, assay_mlp_steps(g, &mlp, h_norm, of_mlp));
+        const int y = graph_stored(g, assay_mlp_steps(g, &mlp, h_norm, of_mlp));
         graph_end(g, graph_called(g, LAYER_SUM, graph_add(g, h, y)));
     } else {
         graph_end(g, h_norm);

@@ -153,7 +153,7 @@ static int attended_before(const graph *g, const int *in, double scale, const as
 {
     for (int i = 1; i < g->step_count; i++) {
         const graph_step *step = &g->steps[i], *scaled = &g->steps[i - 1];
-        bool same = step->kind == &graph_kind_attention && scaled->in[0] == in[0] && scaled->with.number == scale;
+        bool same = step->kind == &graph_kind_attention && scaled->in[0] == in[0] && scaled->with.general.b == scale;
         for (int k = 1; k < 5; k++) same &= step->in[k] == in[k];
         if (same && step->with.attention.window == config->window && step->with.attention.soft_cap == config->soft_cap)
             return i;

@@ -38,14 +38,16 @@ static assay_status sum_backward(assay_context *ctx, const graph_call *c)
 static assay_status times_forward(assay_context *ctx, const graph_call *c)
 {
     (void)ctx;
-    for (int64_t i = 0; i < graph_out_size(c->graph, c->step, 0); i++) c->y[0][i] = c->x[0][i] * c->step->with.number;
+    for (int64_t i = 0; i < graph_out_size(c->graph, c->step, 0); i++)
+        c->y[0][i] = c->x[0][i] * c->step->with.general.b;
     return ASSAY_OK;
 }
 
 static assay_status times_backward(assay_context *ctx, const graph_call *c)
 {
     (void)ctx;
-    for (int64_t i = 0; i < graph_out_size(c->graph, c->step, 0); i++) c->dx[0][i] = c->dy[0][i] * c->step->with.number;
+    for (int64_t i = 0; i < graph_out_size(c->graph, c->step, 0); i++)
+        c->dx[0][i] = c->dy[0][i] * c->step->with.general.b;
     return ASSAY_OK;
 }
 
@@ -203,8 +205,8 @@ static void open_example(example *e)
     const int w = weight(g, "w", "DE"), u = weight(g, "u", "Hh"), scale = weight(g, "scale", "H"),
               v = weight(g, "v", "HD");
     e->up = graph_named(g, "up", graph_linear(g, "SE", e->x, w, 0, NULL));
-    e->left = graph_slice_columns(g, "SH", e->up, 0, 2 * HALF);
-    e->right = graph_slice_columns(g, "SH", e->up, HALF, 2 * HALF);
+    e->left = graph_part(g, "SH", e->up, 'E', 0);
+    e->right = graph_part(g, "SH", e->up, 'E', HALF);
     e->product = graph_linear(g, "SH", e->left, u, 0, NULL);
     e->sum = graph_named(g, "sum", add_sum(g, graph_rms_norm(g, e->product, scale, 1e-3), e->right, 0));
     e->y = graph_named(g, "y", graph_linear(g, "SD", e->sum, v, 0, NULL));
