@@ -131,7 +131,8 @@ static void add_graph(builder *b, const graph *g, int x, int of[GRAPH_TENSORS])
             name += strlen("weights/") + strlen(b->prefix);
         }
         of[t] = x >= 0 && g->tensors[t].role == GRAPH_INPUT ? x : add_given(b, path, name);
-        if (of[t] < 0 && row->shape.rank == 0) of[t] = add_tensor(b, -1, name, &row->shape); /* a number of a program */
+        if (of[t] < 0 && row->shape.rank == 0 && g->tensors[t].last >= 0)
+            of[t] = add_tensor(b, -1, name, &row->shape); /* a number of a program */
     }
     for (int i = 0; i < g->step_count; i++) add_graph_step(b, g, &g->steps[i], of);
 }

@@ -118,7 +118,7 @@ static bool is_number(const at *a, int i)
 static bool has_two_operands(const at *a)
 {
     const graph_kind *kind = a->step->kind;
-    return (kind == &graph_kind_binary && a->step->in[1] != 0) || kind == &graph_kind_where;
+    return (kind == &graph_kind_binary && !graph_is_factor(a->step)) || kind == &graph_kind_where;
 }
 
 static int first_operand(const at *a)
@@ -271,8 +271,7 @@ static bool take_parameter(const at *a, assay_step_change_kind change)
         to->general.by_tanh = true;
         return f == GRAPH_MAP_sigmoid || f == GRAPH_MAP_silu;
     case ASSAY_STEP_CHANGE_FACTOR_TWICE:
-        return kind == &graph_kind_binary && a->step->in[1] == 0 &&
-               set_number(&to->general.b, to->general.b * to->general.b);
+        return graph_is_factor(a->step) && set_number(&to->general.b, to->general.b * to->general.b);
     case ASSAY_STEP_CHANGE_OTHER_THETA:
         to->rope.config.rope_max_timescale *= 50;
         return kind == &graph_kind_angles;

@@ -36,7 +36,7 @@ void graph_parameters_text(const graph_step *step, char *text, size_t size)
     if (kind == &graph_kind_reduce || kind == &graph_kind_softmax || kind == &graph_kind_logsumexp ||
         kind == &graph_kind_running_sum)
         snprintf(text, size, "over %s", with->general.over);
-    if (kind == &graph_kind_binary && step->in[1] == 0) snprintf(text, size, "by %g", with->general.b);
+    if (graph_is_factor(step)) snprintf(text, size, "by %g", with->general.b);
     if (kind == &graph_kind_slice) snprintf(text, size, "from %" PRId64, with->general.first);
     if (product && with->product.recipe.recipe != NULL)
         snprintf(text, size, "recipe %s", with->product.recipe.recipe->name);

@@ -428,6 +428,11 @@ static const char *const binaries[] = {
 #include "oracle/graph/maps.inc"
 };
 
+bool graph_is_factor(const graph_step *step)
+{
+    return step->kind == &graph_kind_binary && step->in[1] == 0;
+}
+
 /* Sums, and what has a number for its second operand. */
 static bool reads_nothing(const graph_step *step)
 {

@@ -83,6 +83,14 @@ static int by_pattern(graph *g, const form *of, const assay_program_node *node, 
     return plain(g, of, node, operands);
 }
 
+/* A factor that is a number is the step's own. */
+static int mul(graph *g, const form *of, const assay_program_node *node, const int *in)
+{
+    for (int i = 0; i < 2; i++)
+        if (g->tensors[in[i]].role == GRAPH_NUMBER) return graph_scale(g, in[1 - i], g->tensors[in[i]].number);
+    return plain(g, of, node, in);
+}
+
 static int slice(graph *g, const form *of, const assay_program_node *node, const int *in)
 {
     assay_program_pattern_of p;
@@ -148,13 +156,22 @@ static int rope(graph *g, const form *of, const assay_program_node *node, const 
     return graph_rope(g, in[0], 0, &turns);
 }
 
-/* The step that has attended to the same already; -1: none has. in: query, key, value, segments, sinks. */
-static int attended_before(const graph *g, const int *in, double scale, const assay_attention_config *config)
+/* A query that was scaled so already is that; a factor of 1 is no step. */
+static int scaled_query(graph *g, int query, double scale)
 {
-    for (int i = 1; i < g->step_count; i++) {
-        const graph_step *step = &g->steps[i], *scaled = &g->steps[i - 1];
-        bool same = step->kind == &graph_kind_attention && scaled->in[0] == in[0] && scaled->with.general.b == scale;
-        for (int k = 1; k < 5; k++) same &= step->in[k] == in[k];
+    for (int i = 0; i < g->step_count; i++) {
+        const graph_step *step = &g->steps[i];
+        if (graph_is_factor(step) && step->in[0] == query && step->with.general.b == scale) return step->out[0];
+    }
+    return scale == 1 ? query : graph_scale(g, query, scale);
+}
+
+/* The step that has attended to the same already; -1: none has. in: query, key, value, segments, sinks. */
+static int attended_before(const graph *g, const int *in, const assay_attention_config *config)
+{
+    for (int i = 0; i < g->step_count; i++) {
+        const graph_step *step = &g->steps[i];
+        const bool same = step->kind == &graph_kind_attention && memcmp(step->in, in, 5 * sizeof *in) == 0;
         if (same && step->with.attention.window == config->window && step->with.attention.soft_cap == config->soft_cap)
             return i;
     }
@@ -167,19 +184,16 @@ static int attention(graph *g, const form *of, const assay_program_node *node, c
     const char *query = g->tensors[in[0]].row.axes, *value = g->tensors[in[2]].row.axes;
     const assay_attention_config config =
         attention_of(&g->tensors[in[0]].row.shape, &g->tensors[in[2]].row.shape, node);
-    const double given = assay_program_number(node, "scale"),
-                 scale = given != 0 ? given : 1 / sqrt((double)config.qk_dim);
+    const double scale = assay_program_number(node, "scale");
     const char lse[] = {query[0], query[2], query[1], '\0'}, out[] = {query[0], query[1], query[2], value[3], '\0'};
-    int operands[5] = {in[0], in[1], in[2]};
+    int operands[5] = {scaled_query(g, in[0], scale != 0 ? scale : 1 / sqrt((double)config.qk_dim)), in[1], in[2]};
     for (int i = 3; i < node->in_count; i++) {
         const graph_tensor *t = &g->tensors[in[i]];
         operands[t->role == GRAPH_INDICES || t->integers ? 3 : 4] = in[i];
     }
-    int step = attended_before(g, operands, scale, &config);
-    if (step < 0) {
-        const int scaled = graph_scale(g, in[0], scale);
-        step = g->tensors[graph_attend(g, out, lse, scaled, in[1], in[2], operands[3], operands[4], &config)].step;
-    }
+    int step = attended_before(g, operands, &config);
+    if (step < 0)
+        step = g->tensors[graph_attend(g, out, lse, operands[0], in[1], in[2], operands[3], operands[4], &config)].step;
     const int made = g->steps[step].out[of->function];
     g->tensors[made].stored = true;
     return made;
