@@ -106,7 +106,7 @@ static void add_graph_step(builder *b, const graph *g, const graph_step *from, i
         of[t] = made->role == GRAPH_CHECKPOINT || output
                     ? add_checkpoint(b, number, output ? "" : "checkpoints/", made->row.name, &made->row.shape)
                     : add_within(b, number, made->row.name, &made->row.shape);
-        b->s->tensors[of[t]].fused = !made->stored && t != g->result;
+        b->s->tensors[of[t]].fused = made->kept != GRAPH_STORED && t != g->result;
         if (from->kind->operations != NULL) step->operations += from->kind->operations(g, from, out);
     }
     for (int out = 0; out < GRAPH_OUT; out++) {

@@ -101,7 +101,7 @@ void assay_mlp_graph(graph *g, const assay_mlp_graph_config *config)
     }
     const int y = assay_mlp_steps(g, config, x, w);
     (config->stored ? graph_end_stored : graph_end)(g, y);
-    g->tensors[x].stored = config->stored;
+    if (config->stored) g->tensors[x].kept = GRAPH_STORED;
     g->owners = config->owners;
     g->adds_up = config->place != ASSAY_MLP_DENSE;
 }

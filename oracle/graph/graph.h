@@ -26,11 +26,17 @@ typedef enum graph_role {
     GRAPH_CHECKPOINT
 } graph_role;
 
+/* Where a correct implementation has a tensor. */
+typedef enum graph_keeping {
+    GRAPH_LEFT,      /* it is exact, or its caller's to round */
+    GRAPH_REGISTERS, /* in the type of sums, in which some kinds round it */
+    GRAPH_STORED     /* it may store it: it is rounded */
+} graph_keeping;
+
 typedef struct graph_tensor {
     assay_tensor_row row;
     graph_role role;
-    bool
-        stored; /* a correct implementation may store it: it is rounded; what is given: its gradient, where that is a sum */
+    graph_keeping kept;        /* what is given: STORED: its gradient is rounded where that is a sum */
     bool constant;             /* it follows from indices: it has no gradient */
     bool flows;                /* an output's gradient may reach it; else it has none, whatever others do */
     int step;                  /* that makes it; -1: it is given */
@@ -77,8 +83,7 @@ typedef struct graph_general {
     assay_dtype type;              /* of cast */
     double passed_over;            /* of steps that read indices: the one that is no row; NAN: there is none */
     bool by_tanh;                  /* a mutant's sigmoid and silu: in float32 */
-    int undivided;  /* a mutant's softmax: not by its sum; 2: and nothing flows back through its maximum */
-    bool registers; /* a correct kernel keeps the output in the type of its sums */
+    int undivided; /* a mutant's softmax: not by its sum; 2: and nothing flows back through its maximum */
 } graph_general;
 
 typedef union graph_parameters {
@@ -228,8 +233,6 @@ int graph_step_of(graph *g, const struct graph_kind *kind, const char *axes, con
 int graph_integers(graph *g, const struct graph_kind *kind, const char *axes, int x);
 /* The indices of the largest numbers along the last axis. Called by its path it is a choice. */
 int graph_top_k(graph *g, const char *axes, int x);
-/* graph_fused of the output of such a step, which is rounded in the type of sums then. */
-int graph_in_registers(graph *g, int tensor);
 
 /* h of gate and up, or of both in one tensor (up 0). */
 int graph_glu(graph *g, const char *axes, int gate, int up, const assay_gated_mlp_config *config);

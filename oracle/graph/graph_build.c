@@ -77,7 +77,7 @@ void graph_quantised(graph *g, const char *name, const char *axes, int tensor)
 
 int graph_fused(graph *g, int tensor)
 {
-    g->tensors[tensor].stored = false;
+    g->tensors[tensor].kept = GRAPH_REGISTERS;
     return tensor;
 }
 
@@ -100,7 +100,8 @@ static void mark_flows(graph *g)
 
 void graph_end(graph *g, int result)
 {
-    g->result = graph_fused(g, result);
+    g->result = result;
+    g->tensors[result].kept = GRAPH_LEFT;
     g->config = NULL;
     for (int t = 1; t < g->tensor_count; t++) {
         for (int i = 0; i < g->step_count; i++) {
@@ -118,7 +119,7 @@ void graph_end(graph *g, int result)
 void graph_end_stored(graph *g, int result)
 {
     graph_end(g, result);
-    g->tensors[result].stored = true;
+    g->tensors[result].kept = GRAPH_STORED;
     g->tensors[result].last = g->step_count;
 }
 
@@ -133,7 +134,7 @@ static int add_output(graph *g, graph_step *step, int place, assay_tensor_row ro
 {
     const int tensor = add_tensor(g, row, GRAPH_WITHIN);
     g->tensors[tensor].step = (int)(step - g->steps);
-    g->tensors[tensor].stored = true;
+    g->tensors[tensor].kept = GRAPH_STORED;
     return step->out[place] = tensor;
 }
 
@@ -395,10 +396,4 @@ int graph_top_k(graph *g, const char *axes, int x)
     const int tensor = graph_integers(g, &graph_kind_top_k, axes, x);
     g->tensors[tensor].chosen = true;
     return tensor;
-}
-
-int graph_in_registers(graph *g, int tensor)
-{
-    step_of(g, tensor)->with.general.registers = true;
-    return graph_fused(g, tensor);
 }

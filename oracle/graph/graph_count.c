@@ -40,6 +40,11 @@ void graph_round_gradient(const assay_context *ctx, const graph_call *c, int i)
         assay_round(ctx, ASSAY_ROUND_STORAGE, graph_size(c->graph, c->step->in[i]), c->dx[i]);
 }
 
+bool graph_in_registers(const graph_call *c)
+{
+    return c->graph->tensors[c->step->out[0]].kept == GRAPH_REGISTERS;
+}
+
 const char *graph_step_name(const graph_step *step)
 {
     const graph_kind *kind = step->kind;

@@ -47,6 +47,8 @@ extern const graph_kind graph_kind_map, graph_kind_binary, graph_kind_where, gra
 /* A step that multiplies x by a number; it has no output yet. */
 graph_step graph_times(int x, double factor);
 bool graph_is_factor(const graph_step *step); /* such a one */
+/* Whether a correct kernel keeps what the step makes in registers. */
+bool graph_in_registers(const graph_call *c);
 /* What backward of the step reads, as graph_kind.reads. */
 unsigned graph_reads(const graph_step *step);
 /* The step as it is run: a mutant's is another one, which is put down in *changed. */

@@ -307,7 +307,7 @@ static assay_status compute(assay_context *ctx, graph_run *r, int number, bool w
         const graph_tensor *t = &r->graph->tensors[step->out[i]];
         if (step->out[i] == 0 || c.made[i]) continue;
         spoil(r, step, i, c.y[i], false);
-        if (t->stored) assay_round(ctx, ASSAY_ROUND_STORAGE, graph_size(r->graph, step->out[i]), c.y[i]);
+        if (t->kept == GRAPH_STORED) assay_round(ctx, ASSAY_ROUND_STORAGE, graph_size(r->graph, step->out[i]), c.y[i]);
     }
     for (int i = GRAPH_OUT - 1; i >= 0; i--) {
         const graph_tensor *t = &r->graph->tensors[step->out[i]];
@@ -456,7 +456,7 @@ static void join(const assay_context *ctx, graph_run *r, int tensor, double *ter
 {
     const int64_t size = graph_size(r->graph, tensor);
     const graph_tensor *t = &r->graph->tensors[tensor];
-    const bool rounded = r->pending[tensor] > 0 || !ends_at(r, tensor) || (t->step < 0 && t->stored);
+    const bool rounded = r->pending[tensor] > 0 || !ends_at(r, tensor) || (t->step < 0 && t->kept == GRAPH_STORED);
     if (r->terms[tensor]++ == 0) {
         r->gradient[tensor] = term;
         r->lent_gradient[tensor] = term == r->gradient_room[tensor];

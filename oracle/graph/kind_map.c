@@ -221,7 +221,7 @@ const graph_kind graph_kind_map = {
 /* A kernel that keeps y in registers rounds it there; else the walker rounds what is stored. */
 static void round_result(const assay_context *ctx, const graph_call *c, int64_t count, double *y)
 {
-    if (c->step->with.general.registers) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, count, y);
+    if (graph_in_registers(c)) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, count, y);
 }
 
 static double of_both(graph_binary f, double a, double b)
@@ -353,7 +353,7 @@ static int summed_by(const graph *g, int divisor, char *over)
  * run errs as they do. */
 static void err_as_terms(const assay_context *ctx, const graph_call *c, int64_t rows, int64_t each)
 {
-    const assay_rounding kind = c->step->with.general.registers ? ASSAY_ROUND_ACCUMULATE : ASSAY_ROUND_STORAGE;
+    const assay_rounding kind = graph_in_registers(c) ? ASSAY_ROUND_ACCUMULATE : ASSAY_ROUND_STORAGE;
     for (int64_t row = 0; row < rows; row++) {
         const double *dn = c->dy[0] + row * each;
         for (int64_t i = 0; i < each; i++) {

@@ -67,7 +67,7 @@ static assay_status reduce_forward(assay_context *ctx, const graph_call *c)
     graph_sum(ctx, c->y[0], row_out(c), c->x[0], row_in(c));
     if (with->function != GRAPH_REDUCTION_mean) return ASSAY_OK;
     for (int64_t i = 0; i < size; i++) c->y[0][i] /= (double)terms_of(c);
-    if (with->registers) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, size, c->y[0]);
+    if (graph_in_registers(c)) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, size, c->y[0]);
     return ASSAY_OK;
 }
 
@@ -239,8 +239,7 @@ static assay_status softmax_forward(assay_context *ctx, const graph_call *c)
         if (c->step->with.general.undivided != 0) sum = 1;
         for (int64_t i = 0; i < l.count; i++) y[i * l.step] /= sum;
     }
-    if (c->step->with.general.registers)
-        assay_round(ctx, ASSAY_ROUND_ACCUMULATE, graph_out_size(c->graph, c->step, 0), c->y[0]);
+    if (graph_in_registers(c)) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, graph_out_size(c->graph, c->step, 0), c->y[0]);
     return ASSAY_OK;
 }
 
@@ -289,7 +288,7 @@ static assay_status logsumexp_forward(assay_context *ctx, const graph_call *c)
         const double *x = c->x[0] + start_of(&l, line), largest = largest_on(&l, x);
         double y = largest + rounded_log(ctx, exponentials(ctx, &l, line, x, largest, NULL));
         /* log2(sum) + largest log2(e), times ln(2) */
-        if (c->step->with.general.registers || assay_uses_second_form_at(ctx, line))
+        if (graph_in_registers(c) || assay_uses_second_form_at(ctx, line))
             assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &y);
         c->y[0][line] = y;
     }

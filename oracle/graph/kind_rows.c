@@ -17,7 +17,7 @@ static assay_context norm_context(const assay_context *ctx, const graph_call *c,
     bool registers = false;
     for (int i = 1; i < 3; i++) {
         const graph_tensor *operand = &c->graph->tensors[c->step->in[i]];
-        registers |= operand->step >= 0 && !operand->stored;
+        registers |= operand->step >= 0 && operand->kept != GRAPH_STORED;
     }
     if (!registers || ctx->emulation == NULL) return norm;
     *own = *ctx->emulation;
@@ -105,7 +105,7 @@ static assay_status weigh_backward(assay_context *ctx, const graph_call *c)
 {
     const int64_t rows = graph_in_size(c->graph, c->step, 1), width = graph_in_size(c->graph, c->step, 0) / rows;
     if (c->dx[0] != NULL) assay_weigh_rows(ctx, c->dx[0], c->x[1], c->dy[0], rows, width);
-    if (c->dx[0] != NULL && c->graph->tensors[c->step->out[0]].stored) graph_round_gradient(ctx, c, 0);
+    if (c->dx[0] != NULL && c->graph->tensors[c->step->out[0]].kept == GRAPH_STORED) graph_round_gradient(ctx, c, 0);
 #pragma omp parallel for num_threads(ctx->threads) if (c->dx[1] != NULL)
     for (int64_t row = 0; row < (c->dx[1] == NULL ? 0 : rows); row++)
         c->dx[1][row] = assay_dot(ctx, width, c->x[0] + row * width, c->dy[0] + row * width);

@@ -77,7 +77,7 @@ void assay_layer_graph(graph *g, const assay_stack_config *config, int64_t layer
     } else {
         graph_end(g, h_norm);
     }
-    g->tensors[g->result].stored = true;
+    g->tensors[g->result].kept = GRAPH_STORED;
 }
 
 int layer_tensor(const graph *g, int slot)

@@ -195,7 +195,7 @@ static int attention(graph *g, const form *of, const assay_program_node *node, c
     if (step < 0)
         step = g->tensors[graph_attend(g, out, lse, operands[0], in[1], in[2], operands[3], operands[4], &config)].step;
     const int made = g->steps[step].out[of->function];
-    g->tensors[made].stored = true;
+    g->tensors[made].kept = GRAPH_STORED;
     return made;
 }
 
@@ -235,9 +235,9 @@ static void put_step(graph *g, const assay_program *p, int place, int *tensor)
     const form *of = form_of(node->step);
     const int before = g->step_count, out = tensor[place] = of->put(g, of, node, in);
     for (int i = before; i < g->step_count; i++) g->steps[i].sums = line->sums;
-    if (node->exact) g->tensors[graph_fused(g, out)].constant = true;
-    if (line->fused && !node->exact && !(root && line->output))
-        (of->kind != NULL ? graph_in_registers : graph_fused)(g, out);
+    if (node->exact) g->tensors[out].kept = GRAPH_LEFT;
+    g->tensors[out].constant |= node->exact;
+    if (line->fused && !node->exact && !(root && line->output)) graph_fused(g, out);
     if (root && line->output) graph_called(g, line->path, out);
     if (node->coded) {
         name_codes(g, line, out);
@@ -281,10 +281,10 @@ void assay_program_graph(const assay_program *p, graph *g)
         const assay_program_node *node = &p->nodes[p->lines[i].node];
         if (!p->lines[i].output) continue;
         result = tensor[p->lines[i].node];
-        if (node->readers == 1) graph_fused(g, result);
+        if (node->readers == 1) g->tensors[result].kept = GRAPH_LEFT;
         graph_gives(g, p->lines[i].name, result);
     }
-    const bool stored = g->tensors[result].stored;
+    const graph_keeping kept = g->tensors[result].kept;
     graph_end(g, result);
-    g->tensors[result].stored = stored;
+    g->tensors[result].kept = kept;
 }

@@ -294,8 +294,8 @@ void block_check_grid(const graph *g)
         if (!is_checkpoint(g, t)) continue;
         for (int64_t i = 0; i < graph_size(g, t); i++)
             off += assay_dtype_round(ASSAY_BFLOAT16, p.values[t][i], false) != p.values[t][i];
-        assert_true(g->tensors[t].stored ? off == 0 : off > 0);
+        assert_true(g->tensors[t].kept == GRAPH_STORED ? off == 0 : off > 0);
     }
-    assert_false(g->tensors[g->result].stored);
+    assert_true(g->tensors[g->result].kept == GRAPH_LEFT);
     block_close(&p);
 }
