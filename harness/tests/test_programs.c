@@ -80,17 +80,18 @@ static const pair PAIRS[] = {
      "checkpoints/q/codes=checkpoints/mlp_hidden_codes checkpoints/q/scale=checkpoints/mlp_hidden_codes_scale",
      1e-15},
     {PROGRAM("B: 2, S: 9, D: 24, N: 4, K: 2, H: 16", "x: [B, S, D], positions: {axes: [B, S], integers: [0, 9]}",
-             "wq: [D, N, H], wk: [D, K, H], wv: [D, K, H], wo: [N, H, D]",
-             "\n  q: mul(rope(product(\"BSD,DNH->BSNH\", x, wq), positions, theta=10000), 0.25)\n"
-             "  k: rope(product(\"BSD,DKH->BSKH\", x, wk), positions, theta=10000)\n"
-             "  v: product(\"BSD,DKH->BSKH\", x, wv)\n",
-             "  y: product(\"BSNH,NHD->BSD\", attention(q, k, v, scale=1, window=4), wo)\n"),
+             "wq: [D, N, H], wk: [D, K, H], wv: [D, K, H], wo: [N, H, D], bq: [N, H], bk: [K, H], bv: [K, H], bo: [D]",
+             "\n  q: mul(rope(add(product(\"BSD,DNH->BSNH\", x, wq), bq), positions, theta=10000), 0.25)\n"
+             "  k: rope(add(product(\"BSD,DKH->BSKH\", x, wk), bk), positions, theta=10000)\n"
+             "  v: add(product(\"BSD,DKH->BSKH\", x, wv), bv)\n",
+             "  y: add(product(\"BSNH,NHD->BSD\", attention(q, k, v, scale=1, window=4), wo), bo)\n"),
      "gqa/mixtral",
      "base_emb_dim=24;batch=2;sequence=9;base_num_query_heads=4;base_num_kv_heads=2;head_dim=16;query_pre_attn_scalar="
      "0.25;"
-     "sliding_window_size=4;rope_type=default;rope_max_timescale=10000",
+     "attention_bias=true;sliding_window_size=4;rope_type=default;rope_max_timescale=10000",
      "weights/wq=weights/query/kernel weights/wk=weights/key/kernel weights/wv=weights/value/kernel "
-     "weights/wo=weights/out/kernel",
+     "weights/wo=weights/out/kernel weights/bq=weights/query/bias weights/bk=weights/key/bias "
+     "weights/bv=weights/value/bias weights/bo=weights/out/bias",
      0},
     {PROGRAM("B: 2, S: 16, N: 8, K: 2, H: 8", "query: [B, S, N, H], key: [B, S, K, H], value: [B, S, K, H]",
              "sinks: [N]", " {}\n",
