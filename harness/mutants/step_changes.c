@@ -412,7 +412,7 @@ static char summed_axis(const at *a)
     const assay_tensor_row *x = &tensor_of(a, a->step->in[0])->row;
     const char *over = a->step->with.general.over;
     char axis = '\0';
-    if (kind == &graph_kind_linear || kind == &graph_kind_grouped_product) axis = x->axes[x->shape.rank - 1];
+    if (kind == &graph_kind_linear) axis = x->axes[x->shape.rank - 1];
     for (int i = 0; i < x->shape.rank && kind == &graph_kind_product; i++)
         if (strchr(made_row(a)->axes, x->axes[i]) == NULL) axis = x->axes[i];
     if (kind == &graph_kind_reduce && over[0] != '\0') axis = over[strlen(over) - 1];
@@ -687,8 +687,7 @@ static bool read_behind(const at *a, graph_spoiler *how)
     const graph_kind *kind = a->step->kind;
     const int input = a->which / (CHUNKS - 1), tile = chunks[1 + a->which % (CHUNKS - 1)]; /* of 16 and more */
     const bool sums = kind == &graph_kind_reduce && a->step->with.general.function != GRAPH_REDUCTION_max;
-    const bool product =
-        kind == &graph_kind_linear || kind == &graph_kind_product || kind == &graph_kind_grouped_product;
+    const bool product = kind == &graph_kind_linear || kind == &graph_kind_product;
     const char axis = summed_axis(a);
     char name[ASSAY_STEP_NAME];
     if (input > (product ? 1 : 0) || (!sums && !product) || axis == '\0' || (input == 1 && how == read_twice))

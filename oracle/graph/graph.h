@@ -15,7 +15,7 @@
 #include "oracle/ops/quant_recipe.h"
 #include "oracle/ops/yarn_rope.h"
 
-enum { GRAPH_TENSORS = 160, GRAPH_STEPS = 96, GRAPH_IN = 6, GRAPH_OUT = 2, GRAPH_OUTPUTS = 64 };
+enum { GRAPH_TENSORS = 160, GRAPH_STEPS = 96, GRAPH_IN = 7, GRAPH_OUT = 2, GRAPH_OUTPUTS = 64 };
 
 typedef enum graph_role {
     GRAPH_WITHIN, /* computed again where backward reads it */
@@ -187,6 +187,8 @@ int graph_linear_pair(graph *g, const char *axes, int x, int w, const int bias[2
 /* Two layers that are one step: each of two w has a bias, or none, and an output. */
 void graph_linear_two(graph *g, const char *axes, int x, const int w[2], const int bias[2],
                       const assay_quant_recipe_config *recipe, int out[2]);
+/* x [rows,k] in groups of rows, each with a w of its own, as many as the whole numbers say; rows behind them give 0. */
+int graph_linear_grouped(graph *g, const char *axes, int x, int w, int group_sizes);
 /* graph_product.joined. */
 void graph_join_gradient(graph *g, int tensor);
 /* The linear layer that makes the tensor comes in parts. */

@@ -186,6 +186,13 @@ void graph_linear_two(graph *g, const char *axes, int x, const int w[2], const i
     for (int i = 0; i < 2; i++) out[i] = add_output(g, step, i, row_of(g, "product", axes));
 }
 
+int graph_linear_grouped(graph *g, const char *axes, int x, int w, int group_sizes)
+{
+    const int y = graph_linear(g, axes, x, w, 0, NULL);
+    g->steps[g->tensors[y].step].in[GRAPH_GROUP_SIZES] = group_sizes;
+    return y;
+}
+
 static graph_step *step_of(graph *g, int tensor)
 {
     return &g->steps[g->tensors[tensor].step];
@@ -198,7 +205,7 @@ void graph_in_parts(graph *g, int tensor, const graph_parts *parts)
 
 void graph_weigh_rows(graph *g, int tensor, int weights)
 {
-    step_of(g, tensor)->in[GRAPH_IN - 1] = weights;
+    step_of(g, tensor)->in[GRAPH_ROW_WEIGHTS] = weights;
 }
 
 void graph_join_gradient(graph *g, int tensor)

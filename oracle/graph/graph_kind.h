@@ -39,10 +39,10 @@ extern const graph_kind graph_kind_linear, graph_kind_rms_norm, graph_kind_angle
     graph_kind_rope, graph_kind_expand, graph_kind_attention;
 /* Of programs (oracle/program), with graph_general for their parameters. */
 extern const graph_kind graph_kind_map, graph_kind_binary, graph_kind_where, graph_kind_float, graph_kind_reduce,
-    graph_kind_softmax, graph_kind_logsumexp, graph_kind_running_sum, graph_kind_product, graph_kind_grouped_product,
-    graph_kind_order, graph_kind_detach, graph_kind_slice, graph_kind_concatenate, graph_kind_gather,
-    graph_kind_scatter_add, graph_kind_pick, graph_kind_top_k, graph_kind_argsort, graph_kind_bincount,
-    graph_kind_causal_convolution, graph_kind_linear_scan, graph_kind_gated_delta_rule;
+    graph_kind_softmax, graph_kind_logsumexp, graph_kind_running_sum, graph_kind_product, graph_kind_order,
+    graph_kind_detach, graph_kind_slice, graph_kind_concatenate, graph_kind_gather, graph_kind_scatter_add,
+    graph_kind_pick, graph_kind_top_k, graph_kind_argsort, graph_kind_bincount, graph_kind_causal_convolution,
+    graph_kind_linear_scan, graph_kind_gated_delta_rule;
 
 /* A step that multiplies x by a number; it has no output yet. */
 graph_step graph_times(int x, double factor);
@@ -62,7 +62,7 @@ void graph_hold_back(const graph *g, int tensor, double *values, bool gradient);
  * flows back to these, and to what is detached. */
 assay_status graph_misread(assay_context *ctx, graph_call *c, double **read);
 void graph_detach(const graph_call *c);
-enum { GRAPH_SECOND_W = 4 }; /* of linear */
+enum { GRAPH_SECOND_W = 4, GRAPH_ROW_WEIGHTS, GRAPH_GROUP_SIZES }; /* of linear */
 
 /* Of a row the indices of the largest numbers, the largest first, of equal ones the lower index. */
 void graph_choose(const double *x, int64_t width, double *index, int64_t count);
@@ -74,6 +74,7 @@ int64_t graph_out_size(const graph *g, const graph_step *step, int i);
 typedef struct graph_linear_size {
     int64_t m, n, k;
     int branches;
+    bool made; /* w, by a step */
     const int32_t *group_sizes;
     graph_parts parts; /* counted: none is 0 but groups */
 } graph_linear_size;

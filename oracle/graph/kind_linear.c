@@ -1,5 +1,6 @@
 /* y = x w + bias, by a recipe if there is one: x [..., k], w [k..., n...]; or two such layers of one x, each with a y of its
  * own; in the parts that graph_parts tells of, and with weights of rows on x. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,7 +9,7 @@
 #include "oracle/graph/graph_kind.h"
 #include "oracle/ops/vector_sums.h"
 
-enum { X, W, BIAS, SECOND_BIAS, SECOND_W = GRAPH_SECOND_W, ROW_WEIGHTS };
+enum { X, W, BIAS, SECOND_BIAS, SECOND_W = GRAPH_SECOND_W, ROW_WEIGHTS = GRAPH_ROW_WEIGHTS, GROUP_SIZES };
 
 static const int w_places[GRAPH_OUT] = {W, SECOND_W};
 
@@ -25,16 +26,19 @@ static int64_t at_least_one(int64_t parts)
 static graph_linear_size size_of(const graph *g, const graph_step *step)
 {
     const graph_parts *parts = &step->with.product.parts;
+    const int64_t groups = step->in[GROUP_SIZES] == 0 ? parts->groups : graph_in_size(g, step, GROUP_SIZES);
     const assay_tensor_row *w = &g->tensors[step->in[W]].row;
     graph_linear_size size = {.k = 1,
                               .branches = step->with.product.branches,
-                              .parts = {.groups = parts->groups,
+                              .made = g->tensors[step->in[W]].step >= 0,
+                              .parts = {.groups = groups,
                                         .slices = at_least_one(parts->slices),
                                         .chunks = at_least_one(parts->chunks),
                                         .shards = at_least_one(parts->shards)}};
     for (int i = w->below; i < w->below + w->inputs; i++) size.k *= w->shape.dims[i];
+    if (step->in[GROUP_SIZES] != 0) size.k = graph_in_size(g, step, X) / g->tensors[step->in[X]].row.shape.dims[0];
     size.m = graph_in_size(g, step, X) / size.k;
-    size.n = graph_in_size(g, step, W) / size.k / at_least_one(parts->groups);
+    size.n = graph_in_size(g, step, W) / size.k / at_least_one(groups);
     const assay_quant_recipe *recipe = step->with.product.recipe.recipe;
     size.parts.apart = parts->apart && recipe != NULL && !recipe->joins_parts &&
                        size.parts.slices * size.parts.chunks * size.parts.shards > 1;
@@ -44,7 +48,7 @@ static graph_linear_size size_of(const graph *g, const graph_step *step)
 static graph_linear_size size_of_call(const graph_call *c)
 {
     graph_linear_size size = size_of(c->graph, c->step);
-    size.group_sizes = c->run->group_sizes;
+    size.group_sizes = c->step->in[GROUP_SIZES] == 0 ? c->run->group_sizes : c->indices[GROUP_SIZES];
     return size;
 }
 
@@ -60,11 +64,28 @@ static int64_t rows_of(const graph_linear_size *size, int64_t group)
     return size->parts.groups == 0 ? size->m : size->group_sizes[group];
 }
 
+/* What the step is given; a run's own are right. */
+static assay_status check_groups(assay_context *ctx, const graph_call *c, const graph_linear_size *size)
+{
+    const int32_t *rows = size->group_sizes;
+    const char *name = c->graph->tensors[c->step->in[GROUP_SIZES]].row.name;
+    int64_t sum = 0;
+    if (c->step->in[GROUP_SIZES] == 0) return ASSAY_OK;
+    for (int64_t i = 0; i < size->parts.groups; i++) {
+        sum += rows[i];
+        if (rows[i] < 0)
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s[%" PRId64 "] is %d, expected 0 or more", name, i, rows[i]);
+    }
+    if (sum <= size->m) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has %" PRId64 " rows in all, expected at most %" PRId64, name, sum,
+                      size->m);
+}
+
 /* Rows of a times the b of their group; those beyond are 0. */
 static assay_status product_of_rows(assay_context *ctx, assay_matmul_args args, const graph_linear_size *size)
 {
     int64_t beyond = size->m;
-    args.kind = ASSAY_PRODUCT_LINEAR;
+    args.kind = size->made ? ASSAY_PRODUCT_OTHER : ASSAY_PRODUCT_LINEAR;
     for (int64_t group = 0; group < groups_of(size); group++) {
         args.m = rows_of(size, group);
         MUST(assay_matmul(ctx, &args));
@@ -84,7 +105,7 @@ static assay_status weight_gradient(assay_context *ctx, const graph *g, double *
     const int64_t owners = graph_owners(g), count = size->k * size->n;
     assay_matmul_args args = assay_product_atb(dw, o->dw_x, o->dw_dy, size->k, size->n, 0);
     OWNED double *term = NULL;
-    args.kind = ASSAY_PRODUCT_LINEAR_GRADIENT;
+    args.kind = size->made ? ASSAY_PRODUCT_OTHER : ASSAY_PRODUCT_LINEAR_GRADIENT;
     if (dw != NULL && owners > 1) MUST(assay_alloc_f64(ctx, "weight gradient of an owner", count, &term));
     for (int64_t i = 0; dw != NULL && i < groups_of(size) * owners; i++) {
         double *sum = dw + i / owners * count;
@@ -326,6 +347,7 @@ static assay_status forward(assay_context *ctx, const graph_call *c)
     const graph_linear_size size = size_of_call(c);
     const int64_t width = size.n / size.branches;
     OWNED double *weighed = NULL;
+    MUST(check_groups(ctx, c, &size));
     MUST(weigh(ctx, c, c->x[X], size.k, &size, &weighed));
     const double *x = weighed != NULL ? weighed : c->x[X];
     for (int i = 0; i < (is_two(c->step) ? 2 : 1); i++) {
@@ -392,6 +414,7 @@ assay_status graph_linear_backward(assay_context *ctx, const graph_call *c, cons
     columns branches[] = {{o.dx_dy, o.dx_w}, {o.dx_dy + width, o.dx_w + width}};
     const int count = attached(branches, size->branches, c->step->with.product.detached);
     MUST(weight_gradient(ctx, c->graph, c->dx[W], &o, size));
+    if (c->dx[W] != NULL && size->made) graph_round_gradient(ctx, c, W);
     if (c->dx[X] != NULL)
         MUST(input_gradient(ctx, c->graph, c->dx[X], branches, count, width, graph_rounds_gradient(c, X), size));
     return ASSAY_OK;

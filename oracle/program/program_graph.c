@@ -73,13 +73,14 @@ static int called(graph *g, int x, const char *axes)
     return graph_fused(g, graph_step_of(g, &graph_kind_order, axes, &x, 1, &with));
 }
 
-/* Operands under the letters of the pattern, as many as it has. */
+/* Operands under the letters of the pattern, as many as it has. A linear layer's parameters are none of `plain`. */
 static int by_pattern(graph *g, const form *of, const assay_program_node *node, const int *in)
 {
     assay_program_pattern_of p;
     int operands[ASSAY_PROGRAM_OPERANDS];
     assay_program_pattern(assay_program_axes(node, "axes"), &p);
     for (int i = 0; i < node->in_count; i++) operands[i] = i < p.count ? called(g, in[i], p.in[i]) : in[i];
+    if (of->kind == NULL) return graph_linear_grouped(g, node->axes, operands[0], operands[1], operands[2]);
     return plain(g, of, node, operands);
 }
 
