@@ -5,8 +5,8 @@
 
 #include "harness/explain/explain_internal.h"
 
-/* What a mutant may leave of what there is with the golden: of the squares of errors or the worst one; of both, and of how
- * far out a statistic is. */
+/* What a mutant may leave of what there is with the golden: of the squares of errors or the worst one; of both where that is
+ * no more than a deviation on average, as a correct candidate leaves, and of how far out a statistic is. */
 #define MUCH_LESS 0.5
 #define CLEARLY_LESS 0.7
 
@@ -47,7 +47,7 @@ static void take_values(const assay_tensor_set *from, const assay_mutant *mutant
 
 /* Squares of error / deviation, and the largest excess over a threshold. */
 typedef struct left_over {
-    double squares, worst;
+    double squares, elements, worst;
 } left_over;
 
 /* Of the tensors that fail otherwise than by a statistic. */
@@ -61,6 +61,7 @@ static left_over left_of(const assay_report *plain, const assay_report *report)
         if (r->verdict == ASSAY_FAIL && !by_values && !fails_by_statistic(r)) left.squares = left.worst = INFINITY;
         if (!r->compared || r->spec.type == ASSAY_INT32) continue;
         left.squares += r->rms_ratio * r->rms_ratio * (double)r->elements;
+        left.elements += (double)r->elements;
         left.worst = fmax(left.worst, fmax(r->worst_element, r->worst_row));
     }
     return left;
@@ -97,7 +98,7 @@ static assay_status is_nearer(assay_context *ctx, const assay_trial *t, const as
     if (!coarser) MUST(assay_expected_compare(ctx, t, &golden, given, &alone));
     const left_over after = left_of(plain, report), before = left_of(plain, coarser ? plain : &alone);
     *nearer = is_less(&after, &before, MUCH_LESS, INFINITY) || is_less(&after, &before, INFINITY, MUCH_LESS) ||
-              is_less(&after, &before, CLEARLY_LESS, CLEARLY_LESS);
+              (is_less(&after, &before, CLEARLY_LESS, CLEARLY_LESS) && after.squares <= after.elements);
     *nearer &= !only_zeros_are_missing(plain, &alone);
     return ASSAY_OK;
 }

@@ -1,4 +1,5 @@
 /* The results of one mutant. */
+#include <math.h>
 #include <string.h>
 
 #include "harness/mutants/mutant_run.h"
@@ -205,17 +206,19 @@ static assay_status prepare_inputs(assay_context *ctx, const assay_trial *t, con
     return ASSAY_OK;
 }
 
-/* Of what is required. */
-static bool is_zero(const assay_tensor_set *results)
+/* Of what is required: all zeros, or all NaN. */
+static bool is_nothing(const assay_tensor_set *results, bool nan)
 {
+    bool found = false;
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *tensor = &results->items[i];
         if (!assay_role_is_required(tensor->spec.role) || tensor->values == NULL) continue;
         for (int64_t k = 0; k < tensor->count; k++) {
-            if (tensor->values[k] != 0.0) return false;
+            found = true;
+            if (nan ? !isnan(tensor->values[k]) : tensor->values[k] != 0.0) return false;
         }
     }
-    return true;
+    return found;
 }
 
 /* As a shard sees the mutant. `plan`: of the mutated case. */
@@ -235,9 +238,9 @@ static assay_status evaluate_part(assay_context *ctx, const assay_trial *t, cons
     if (mutant->each_shard) {
         take_shard(&results, part, assay_case_shards(plan->c), candidate);
     } else {
-        /* where no axis has a whole block nothing is left, which is zero_results */
-        const bool cut = mutant->whole_blocks > 0 || mutant->whole_rows != 0;
-        *applies = !(cut && is_zero(&results)) && take_results(mutant, &results, candidate);
+        /* where no axis has a whole block nothing is left, which is zero_results, and beyond a coarse type's range NaN */
+        const bool cut = mutant->whole_blocks > 0 || mutant->whole_rows != 0, coarse = mutant->degrade != NULL;
+        *applies = !((cut || coarse) && is_nothing(&results, coarse)) && take_results(mutant, &results, candidate);
     }
     return ASSAY_OK;
 }

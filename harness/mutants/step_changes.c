@@ -72,9 +72,8 @@ void assay_step_name(const graph *g, int tensor, char name[ASSAY_STEP_NAME])
 const char *assay_step_change_text(int change)
 {
     static const char *const texts[] = {
-#define X(code, name, text) text,
-        ASSAY_STEP_CHANGES(X)
-#undef X
+#define ROW(code, name, text, makes) text,
+#include "harness/mutants/rows/steps.inc"
     };
     return texts[change % ASSAY_STEP_CHANGE_COUNT];
 }
@@ -82,9 +81,8 @@ const char *assay_step_change_text(int change)
 static const char *name_of(assay_step_change_kind change)
 {
     static const char *const names[] = {
-#define X(code, name, text) name,
-        ASSAY_STEP_CHANGES(X)
-#undef X
+#define ROW(code, name, text, makes) name,
+#include "harness/mutants/rows/steps.inc"
     };
     return names[change];
 }
@@ -232,17 +230,34 @@ static bool set_number(double *number, double to)
     return changes;
 }
 
-static bool take_attention(const at *a, assay_step_change_kind change)
+static bool take_window(const at *a, int64_t window)
 {
-    assay_attention_config *to = &a->to->with.attention;
-    if (a->step->kind != &graph_kind_attention) return false;
-    if (change == ASSAY_STEP_CHANGE_SOFT_CAP_IGNORED) return set_number(&to->soft_cap, 0);
-    if (change == ASSAY_STEP_CHANGE_SEGMENTS_IGNORED) {
-        a->to->in[3] = 0;
-        return a->step->in[3] != 0;
-    }
-    if (to->window == 0) return false;
-    to->window = change == ASSAY_STEP_CHANGE_WINDOW_LONGER ? to->window + 1 : 0;
+    a->to->with.attention.window = window;
+    return a->step->with.attention.window != 0;
+}
+
+static bool leave_segments(const at *a)
+{
+    a->to->in[3] = 0;
+    return a->step->in[3] != 0;
+}
+
+static bool leave_bias(const at *a)
+{
+    a->to->in[2] = a->to->in[3] = 0;
+    return a->step->in[2] != 0;
+}
+
+static bool take_theta(const at *a)
+{
+    a->to->with.rope.config.rope_max_timescale *= 50;
+    return true;
+}
+
+static bool turn_pairs(const at *a)
+{
+    a->to->with.rope.config.interleave = !a->to->with.rope.config.interleave;
+    a->to->with.rope.config.pairwise = a->to->with.rope.config.interleave;
     return true;
 }
 
@@ -255,42 +270,6 @@ static bool take_scale_rounding(const at *a)
     to->rounding = to->rounding == ASSAY_SCALE_UP ? other : ASSAY_SCALE_UP;
     to->subnormal_scale |= to->format->scale == ASSAY_FLOAT32;
     return true;
-}
-
-static bool take_parameter(const at *a, assay_step_change_kind change)
-{
-    const graph_kind *kind = a->step->kind;
-    const bool norm = kind == &graph_kind_rms_norm || kind == &graph_kind_layer_norm;
-    const graph_map f = kind == &graph_kind_map ? (graph_map)a->step->with.general.function : GRAPH_MAP_COUNT;
-    const bool clamp = f == GRAPH_MAP_clamp;
-    graph_parameters *to = &a->to->with;
-    switch (change) {
-    case ASSAY_STEP_CHANGE_OTHER_EPSILON:
-        return norm && set_number(&to->number, to->number < 5e-6 ? 1e-5 : 1e-6);
-    case ASSAY_STEP_CHANGE_BY_TANH:
-        to->general.by_tanh = true;
-        return f == GRAPH_MAP_sigmoid || f == GRAPH_MAP_silu;
-    case ASSAY_STEP_CHANGE_FACTOR_TWICE:
-        return graph_is_factor(a->step) && set_number(&to->general.b, to->general.b * to->general.b);
-    case ASSAY_STEP_CHANGE_OTHER_THETA:
-        to->rope.config.rope_max_timescale *= 50;
-        return kind == &graph_kind_angles;
-    case ASSAY_STEP_CHANGE_OTHER_PAIRS:
-        to->rope.config.interleave = !to->rope.config.interleave;
-        to->rope.config.pairwise = to->rope.config.interleave;
-        return kind == &graph_kind_rope;
-    case ASSAY_STEP_CHANGE_LOW_IGNORED:
-        return clamp && set_number(&to->general.a, -INFINITY);
-    case ASSAY_STEP_CHANGE_HIGH_IGNORED:
-        return clamp && set_number(&to->general.b, INFINITY);
-    case ASSAY_STEP_CHANGE_OTHER_SCALE_ROUNDING:
-        return take_scale_rounding(a);
-    case ASSAY_STEP_CHANGE_BIAS_IGNORED:
-        a->to->in[2] = a->to->in[3] = 0;
-        return kind == &graph_kind_linear && a->step->in[2] != 0;
-    default:
-        return take_attention(a, change);
-    }
 }
 
 /* --- other inputs --- */
@@ -856,98 +835,22 @@ static bool detach(const at *a, int i)
     return differentiable && a->step->kind->backward != NULL;
 }
 
-/* Changes of which there are several. */
-static bool change_one(const at *a, assay_step_change_kind change)
-{
-    switch (change) {
-    case ASSAY_STEP_CHANGE_SUM_LEFT_OUT:
-        return leave_out_sum(a);
-    case ASSAY_STEP_CHANGE_INDEX_0:
-    case ASSAY_STEP_CHANGE_INDEX_0_BACK:
-        return read_one_index(a, change == ASSAY_STEP_CHANGE_INDEX_0_BACK);
-    case ASSAY_STEP_CHANGE_GRADIENT_OF_INDEX_0:
-        return give_one_index(a);
-    case ASSAY_STEP_CHANGE_TRANSPOSED:
-        return read_transposed(a);
-    case ASSAY_STEP_CHANGE_STATE_LOST:
-        return hand_over(a, hand_over_nothing);
-    case ASSAY_STEP_CHANGE_STATE_TRANSPOSED:
-        return hand_over(a, hand_over_transposed);
-    case ASSAY_STEP_CHANGE_STATE_REVERSED:
-        return hand_over(a, hand_over_reversed);
-    case ASSAY_STEP_CHANGE_STATE_COARSER:
-        return hand_over(a, hand_over_rounded);
-    case ASSAY_STEP_CHANGE_READS_ON:
-        return read_behind(a, read_on);
-    case ASSAY_STEP_CHANGE_TAIL_TWICE:
-        return read_behind(a, read_twice);
-    case ASSAY_STEP_CHANGE_CHOOSES:
-        return choose_again(a);
-    case ASSAY_STEP_CHANGE_NOT_DIVIDED:
-        return leave_undivided(a);
-    default:
-        return false;
-    }
-}
+#define ONE(makes) (a->which == 0 && (makes))
 
 static bool change_step(const at *a, assay_step_change_kind change)
 {
-    if (a->which > 0) return change_one(a, change);
+    const graph_kind *kind = a->step->kind;
+    const bool norm = kind == &graph_kind_rms_norm || kind == &graph_kind_layer_norm,
+               attends = kind == &graph_kind_attention;
+    const graph_map f = kind == &graph_kind_map ? (graph_map)a->step->with.general.function : GRAPH_MAP_COUNT;
+    graph_parameters *with = &a->to->with;
     switch (change) {
-    case ASSAY_STEP_CHANGE_LEFT_OUT:
-        return !has_two_operands(a) && a->step->kind != &graph_kind_detach && leave(a, 0);
-    case ASSAY_STEP_CHANGE_FIRST_ALONE:
-        return has_two_operands(a) && leave(a, first_operand(a));
-    case ASSAY_STEP_CHANGE_SECOND_ALONE:
-        return has_two_operands(a) && leave(a, first_operand(a) + 1);
-    case ASSAY_STEP_CHANGE_OTHER_FUNCTION:
-        return take_function(a);
-    case ASSAY_STEP_CHANGE_EXCHANGED:
-        return exchange(a, first_operand(a));
-    case ASSAY_STEP_CHANGE_LAST_EXCHANGED:
-        return !has_two_operands(a) && a->step->kind != &graph_kind_linear && exchange(a, 1);
-    case ASSAY_STEP_CHANGE_FIRST_ELSE:
-    case ASSAY_STEP_CHANGE_SECOND_ELSE:
-    case ASSAY_STEP_CHANGE_THIRD_ELSE:
-        return read_else(a, (int)change - ASSAY_STEP_CHANGE_FIRST_ELSE);
-    case ASSAY_STEP_CHANGE_TAIL_NOT_READ:
-        return cut_tail(a, lose_tail);
-    case ASSAY_STEP_CHANGE_HALF_NOT_READ:
-        return cut_tail(a, lose_half);
-    case ASSAY_STEP_CHANGE_OTHER_AXIS:
-        return take_axis(a);
-    case ASSAY_STEP_CHANGE_OTHER_FIRST:
-        return take_first(a);
-    case ASSAY_STEP_CHANGE_NEGATED:
-        return spoil(a, scale, -1);
-    case ASSAY_STEP_CHANGE_DOUBLED:
-        return spoil(a, scale, 2);
-    case ASSAY_STEP_CHANGE_COARSER:
-        return spoil(a, coarsen, 0);
-    case ASSAY_STEP_CHANGE_LAST_COLUMNS_ZERO:
-        return spoil(a, lose_columns, 0);
-    case ASSAY_STEP_CHANGE_LAST_ROW_ZERO:
-        return spoil(a, lose_row, 0);
-    case ASSAY_STEP_CHANGE_LAST_ROW_STALE:
-        return spoil(a, repeat_row, 0);
-    case ASSAY_STEP_CHANGE_NOT_SORTED:
-        return spoil_integers(a, &graph_kind_argsort, leave_order);
-    case ASSAY_STEP_CHANGE_ONE_NOT_COUNTED:
-        return spoil_integers(a, &graph_kind_bincount, lose_one);
-    case ASSAY_STEP_CHANGE_DETACHED:
-    case ASSAY_STEP_CHANGE_SECOND_DETACHED:
-    case ASSAY_STEP_CHANGE_THIRD_DETACHED:
-        return detach(a, (int)change - ASSAY_STEP_CHANGE_DETACHED);
-    case ASSAY_STEP_CHANGE_NOT_STOPPED:
-        return a->step->kind == &graph_kind_detach && leave(a, 0);
-    case ASSAY_STEP_CHANGE_REVERSED:
-        return a->step->kind == &graph_kind_causal_convolution && misread(a, 1, reverse);
-    case ASSAY_STEP_CHANGE_OF_ALL:
-        return take_all(a);
-    case ASSAY_STEP_CHANGE_INTERLEAVED:
-        return read_interleaved(a);
+#define ROW(code, name, text, makes)                                                                                   \
+    case ASSAY_STEP_CHANGE_##code:                                                                                     \
+        return makes;
+#include "harness/mutants/rows/steps.inc"
     default:
-        return change_one(a, change) || take_parameter(a, change);
+        return false;
     }
 }
 
