@@ -94,7 +94,7 @@ static void graph_of(const void *of, bool one_shard, graph *g)
         graph_attend(g, grouped ? "BSNz" : "BSNv", "BNS", query, key, value, segments, sink, &config->attention);
     if (config->lse) graph_gives(g, "lse", g->steps[g->tensors[out].step].out[1]);
     graph_gives(g, "attention_out", out);
-    graph_end(g, out);
+    graph_end(g, out, GRAPH_LEFT);
 }
 
 /* Scores are of order 1, by what scales them in MLA. Padding of what is given may hold anything. */

@@ -14,7 +14,7 @@ static void rms_norm(const void *config, bool one_shard, graph *g)
     (void)one_shard;
     graph_begin(g, config, assay_norm_axis_size);
     const int x = graph_input(g, "inputs/x", "BSD"), w = weight(g, config, &scale);
-    graph_end(g, graph_rms_norm(g, x, w, ((const assay_norm_config *)config)->epsilon));
+    graph_end(g, graph_rms_norm(g, x, w, ((const assay_norm_config *)config)->epsilon), GRAPH_LEFT);
 }
 
 static void layer_norm(const void *config, bool one_shard, graph *g)
@@ -22,7 +22,7 @@ static void layer_norm(const void *config, bool one_shard, graph *g)
     (void)one_shard;
     graph_begin(g, config, assay_norm_axis_size);
     const int x = graph_input(g, "inputs/x", "BSD"), w = weight(g, config, &scale), b = weight(g, config, &bias);
-    graph_end(g, graph_layer_norm(g, x, w, b, ((const assay_norm_config *)config)->epsilon));
+    graph_end(g, graph_layer_norm(g, x, w, b, ((const assay_norm_config *)config)->epsilon), GRAPH_LEFT);
 }
 
 const assay_operation assay_op_rms_norm = {.name = "rms_norm",

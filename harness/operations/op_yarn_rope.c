@@ -92,7 +92,7 @@ static void graph_of(const void *config, bool one_shard, graph *g)
     const int x = graph_input(g, "inputs/x", "BSNR");
     const graph_turns turns =
         graph_rotations(g, graph_indices(g, "inputs/positions", "BS"), &((const rope_config *)config)->rope);
-    graph_end(g, graph_rope(g, x, 0, &turns));
+    graph_end(g, graph_rope(g, x, 0, &turns), GRAPH_LEFT);
 }
 
 /* It has no products: six operations a pair. */

@@ -117,7 +117,7 @@ void assay_gqa_graph(graph *g, const assay_gqa_config *config)
     graph_begin(g, config, axis_size);
     const assay_attention_givens in = assay_attention_inputs_of(g);
     for (int i = 0; i < ASSAY_GQA_WEIGHTS; i++) w[i] = graph_weight(g, assay_gqa_weight_row(config, i));
-    graph_end(g, assay_gqa_steps(g, config, &in, w));
+    graph_end(g, assay_gqa_steps(g, config, &in, w), GRAPH_LEFT);
 }
 
 /* Every tensor is at most as large as one of these. */

@@ -92,7 +92,7 @@ void assay_mla_graph(graph *g, const assay_mla_config *config)
     graph_begin(g, config, axis_size);
     const assay_attention_givens in = assay_attention_inputs_of(g);
     for (int i = 0; i < ASSAY_MLA_WEIGHTS; i++) w[i] = graph_weight(g, assay_mla_weight_row(config, i));
-    graph_end(g, assay_mla_steps(g, config, &in, w));
+    graph_end(g, assay_mla_steps(g, config, &in, w), GRAPH_LEFT);
 }
 
 /* Whether the softmax scale has mscale's factor. */

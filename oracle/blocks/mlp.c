@@ -100,8 +100,8 @@ void assay_mlp_graph(graph *g, const assay_mlp_graph_config *config)
         w[i] = graph_weight(g, row);
     }
     const int y = assay_mlp_steps(g, config, x, w);
-    (config->stored ? graph_end_stored : graph_end)(g, y);
-    if (config->stored) g->tensors[x].kept = GRAPH_STORED;
+    g->tensors[x].kept = config->stored ? GRAPH_STORED : GRAPH_LEFT;
+    graph_end(g, y, g->tensors[x].kept);
     g->owners = config->owners;
     g->adds_up = config->place != ASSAY_MLP_DENSE;
 }

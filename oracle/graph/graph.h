@@ -174,10 +174,8 @@ void graph_quantised(graph *g, const char *name, const char *axes, int tensor);
 int graph_fused(graph *g, int tensor);
 /* One more output, before building ends; a block that says none has its result, y. */
 void graph_gives(graph *g, const char *name, int tensor);
-/* Ends building: the tensor is what the block gives, its caller's to round. */
-void graph_end(graph *g, int result);
-/* The same; others go on from it as it may be stored. */
-void graph_end_stored(graph *g, int result);
+/* Ends building: the tensor is what the block gives, its caller's to round (GRAPH_LEFT), or what others go on from as it may be stored. */
+void graph_end(graph *g, int result, graph_keeping kept);
 
 /* Each step gives its output, which has these axes. bias 0: none. */
 int graph_linear(graph *g, const char *axes, int x, int w, int bias, const assay_quant_recipe_config *recipe);

@@ -98,35 +98,24 @@ static void mark_flows(graph *g)
     }
 }
 
-void graph_end(graph *g, int result)
+void graph_end(graph *g, int result, graph_keeping kept)
 {
     g->result = result;
-    g->tensors[result].kept = GRAPH_LEFT;
+    g->tensors[result].kept = kept;
     g->config = NULL;
-    for (int t = 1; t < g->tensor_count; t++) {
-        for (int i = 0; i < g->step_count; i++) {
-            for (int k = 0; k < GRAPH_IN; k++) {
-                if (g->steps[i].in[k] == t) g->tensors[t].last = i;
-            }
-        }
-    }
+    for (int i = 0; i < g->step_count; i++)
+        for (int k = 0; k < GRAPH_IN; k++) g->tensors[g->steps[i].in[k]].last = i;
     for (int i = 0; i < g->output_count; i++)
         g->tensors[g->outputs[i].tensor].last = g->step_count; /* read at the end */
+    if (kept == GRAPH_STORED) g->tensors[result].last = g->step_count;
     if (g->output_count == 0) graph_gives(g, "y", result);
     mark_flows(g);
 }
 
-void graph_end_stored(graph *g, int result)
+/* A step without outputs. */
+static graph_step *add_step(graph *g, const graph_kind *kind, int a, int b, int c)
 {
-    graph_end(g, result);
-    g->tensors[result].kept = GRAPH_STORED;
-    g->tensors[result].last = g->step_count;
-}
-
-/* A step without inputs, and the place of its first output. */
-static graph_step *add_step(graph *g, const graph_kind *kind)
-{
-    g->steps[g->step_count] = (graph_step){.kind = kind};
+    g->steps[g->step_count] = (graph_step){.kind = kind, .in = {a, b, c}};
     return &g->steps[g->step_count++];
 }
 
@@ -155,10 +144,15 @@ static void take_recipe(graph *g, graph_step *step, const assay_quant_recipe_con
     x->quantised |= x->step >= 0;
 }
 
-static int linear(graph *g, const char *axes, const int in[4], int branches, const assay_quant_recipe_config *recipe)
+static graph_step *step_of(graph *g, int tensor)
 {
-    graph_step *step = add_step(g, &graph_kind_linear);
-    for (int i = 0; i < 4; i++) step->in[i] = in[i];
+    return &g->steps[g->tensors[tensor].step];
+}
+
+static int linear(graph *g, const char *axes, const int in[5], int branches, const assay_quant_recipe_config *recipe)
+{
+    graph_step *step = add_step(g, &graph_kind_linear, 0, 0, 0);
+    for (int i = 0; i < 5; i++) step->in[i] = in[i];
     take_recipe(g, step, recipe);
     step->with.product.branches = branches;
     return add_output(g, step, 0, row_of(g, "product", axes));
@@ -166,36 +160,27 @@ static int linear(graph *g, const char *axes, const int in[4], int branches, con
 
 int graph_linear(graph *g, const char *axes, int x, int w, int bias, const assay_quant_recipe_config *recipe)
 {
-    return linear(g, axes, (int[]){x, w, bias, 0}, 1, recipe);
+    return linear(g, axes, (int[5]){x, w, bias}, 1, recipe);
 }
 
 int graph_linear_pair(graph *g, const char *axes, int x, int w, const int bias[2],
                       const assay_quant_recipe_config *recipe)
 {
-    return linear(g, axes, (int[]){x, w, bias[0], bias[1]}, 2, recipe);
+    return linear(g, axes, (int[5]){x, w, bias[0], bias[1]}, 2, recipe);
 }
 
 void graph_linear_two(graph *g, const char *axes, int x, const int w[2], const int bias[2],
                       const assay_quant_recipe_config *recipe, int out[2])
 {
-    graph_step *step = add_step(g, &graph_kind_linear);
-    const int in[GRAPH_IN] = {x, w[0], bias[0], bias[1], w[1]};
-    for (int i = 0; i < GRAPH_IN; i++) step->in[i] = in[i];
-    take_recipe(g, step, recipe);
-    step->with.product.branches = 1;
-    for (int i = 0; i < 2; i++) out[i] = add_output(g, step, i, row_of(g, "product", axes));
+    out[0] = linear(g, axes, (int[5]){x, w[0], bias[0], bias[1], w[1]}, 1, recipe);
+    out[1] = add_output(g, step_of(g, out[0]), 1, row_of(g, "product", axes));
 }
 
 int graph_linear_grouped(graph *g, const char *axes, int x, int w, int group_sizes)
 {
     const int y = graph_linear(g, axes, x, w, 0, NULL);
-    g->steps[g->tensors[y].step].in[GRAPH_GROUP_SIZES] = group_sizes;
+    step_of(g, y)->in[GRAPH_GROUP_SIZES] = group_sizes;
     return y;
-}
-
-static graph_step *step_of(graph *g, int tensor)
-{
-    return &g->steps[g->tensors[tensor].step];
 }
 
 void graph_in_parts(graph *g, int tensor, const graph_parts *parts)
@@ -220,52 +205,43 @@ void graph_staged(graph *g, int tensor)
 
 int graph_weigh(graph *g, int x, int weights)
 {
-    graph_step *step = add_step(g, &graph_kind_weigh_rows);
-    step->in[0] = x;
-    step->in[1] = weights;
-    return add_output_like(g, step, "weighed", x);
+    return add_output_like(g, add_step(g, &graph_kind_weigh_rows, x, weights, 0), "weighed", x);
 }
 
 int graph_stored(graph *g, int x)
 {
-    graph_step *step = add_step(g, &graph_kind_order);
-    step->in[0] = graph_fused(g, x);
+    graph_step *step = add_step(g, &graph_kind_order, graph_fused(g, x), 0, 0);
     step->with.general.function = 1;
     return add_output_like(g, step, "stored", x);
 }
 
 int graph_add(graph *g, int x, int y)
 {
-    graph_step *step = add_step(g, &graph_kind_binary);
-    step->in[0] = x;
-    step->in[1] = y;
+    graph_step *step = add_step(g, &graph_kind_binary, x, y, 0);
     step->with.general.function = GRAPH_BINARY_add;
     return add_output_like(g, step, "sum", x);
 }
 
 int graph_glu(graph *g, const char *axes, int gate, int up, const assay_gated_mlp_config *config)
 {
-    graph_step *step = add_step(g, &graph_kind_glu);
-    step->in[0] = gate;
-    step->in[1] = up;
+    graph_step *step = add_step(g, &graph_kind_glu, gate, up, 0);
     step->with.mlp = *config;
     return add_output(g, step, 0, row_of(g, "h", axes));
 }
 
 int graph_quantise_hidden(graph *g, const char *codes, const char *scale, int h, const assay_quantize_config *config)
 {
-    graph_step *quantise = add_step(g, &graph_kind_quantise_hidden), *numbers;
+    graph_step *quantise = add_step(g, &graph_kind_quantise_hidden, h, 0, 0), *numbers;
     assay_tensor_row row = g->tensors[h].row, of_blocks = row;
     of_blocks.shape = assay_quantize_scales_of(config, &row.shape);
     if (config->format->rows > 1) of_blocks.axes[0] = '2';
     of_blocks.axes[of_blocks.shape.rank - 1] = '3';
     of_blocks.axes[of_blocks.shape.rank] = '\0';
-    quantise->in[0] = h;
     quantise->with.quantise = *config;
     g->tensors[h].quantised = true;
     const int made[2] = {graph_named(g, codes, add_output(g, quantise, 0, row)),
                          graph_named(g, scale, add_output(g, quantise, 1, of_blocks))};
-    numbers = add_step(g, &graph_kind_hidden_numbers);
+    numbers = add_step(g, &graph_kind_hidden_numbers, 0, 0, 0);
     numbers->with.quantise = *config;
     for (int i = 0; i < 2; i++) {
         numbers->in[i] = graph_fused(g, made[i]);
@@ -276,28 +252,26 @@ int graph_quantise_hidden(graph *g, const char *codes, const char *scale, int h,
     return graph_fused(g, add_output(g, numbers, 0, row));
 }
 
-int graph_rms_norm(graph *g, int x, int scale, double epsilon)
+static int norm(graph *g, const graph_kind *kind, int x, int scale, int bias, double epsilon)
 {
-    graph_step *step = add_step(g, &graph_kind_rms_norm);
-    step->in[0] = x;
-    step->in[1] = scale;
+    graph_step *step = add_step(g, kind, x, scale, bias);
     step->with.number = epsilon;
     return add_output_like(g, step, "norm", x);
+}
+
+int graph_rms_norm(graph *g, int x, int scale, double epsilon)
+{
+    return norm(g, &graph_kind_rms_norm, x, scale, 0, epsilon);
 }
 
 int graph_layer_norm(graph *g, int x, int scale, int bias, double epsilon)
 {
-    graph_step *step = add_step(g, &graph_kind_layer_norm);
-    step->in[0] = x;
-    step->in[1] = scale;
-    step->in[2] = bias;
-    step->with.number = epsilon;
-    return add_output_like(g, step, "norm", x);
+    return norm(g, &graph_kind_layer_norm, x, scale, bias, epsilon);
 }
 
 int graph_scale(graph *g, int x, double factor)
 {
-    graph_step *step = add_step(g, &graph_kind_binary);
+    graph_step *step = add_step(g, &graph_kind_binary, x, 0, 0);
     *step = graph_times(x, factor);
     return add_output_like(g, step, "scaled", x);
 }
@@ -324,12 +298,10 @@ static int add_constant(graph *g, graph_step *step, int place, const char *name,
 
 graph_turns graph_rotations(graph *g, int positions, const assay_rope_config *config)
 {
-    graph_step *angles = add_step(g, &graph_kind_angles);
-    angles->in[0] = positions;
+    graph_step *angles = add_step(g, &graph_kind_angles, positions, 0, 0);
     angles->with.rope.config = *config;
     const int angle = add_constant(g, angles, 0, "rotation angles", config->dim / 2, positions);
-    graph_step *rotations = add_step(g, &graph_kind_rotations);
-    rotations->in[0] = angle;
+    graph_step *rotations = add_step(g, &graph_kind_rotations, angle, 0, 0);
     rotations->with.rope.config = *config;
     return (graph_turns){.cosine = add_constant(g, rotations, 0, "cosines", 0, angle),
                          .sine = add_constant(g, rotations, 1, "sines", 0, angle),
@@ -338,20 +310,14 @@ graph_turns graph_rotations(graph *g, int positions, const assay_rope_config *co
 
 int graph_rope(graph *g, int x, int64_t first, const graph_turns *turns)
 {
-    graph_step *step = add_step(g, &graph_kind_rope);
-    step->in[0] = x;
-    step->in[1] = turns->cosine;
-    step->in[2] = turns->sine;
+    graph_step *step = add_step(g, &graph_kind_rope, x, turns->cosine, turns->sine);
     step->with.rope = (graph_rotation){first, *turns->config};
     return add_output_like(g, step, "turned", x);
 }
 
 graph_key_value graph_expand(graph *g, int latent, int w, int key_rope, const assay_quant_recipe_config *recipe)
 {
-    graph_step *step = add_step(g, &graph_kind_expand);
-    step->in[0] = latent;
-    step->in[1] = w;
-    step->in[2] = key_rope;
+    graph_step *step = add_step(g, &graph_kind_expand, latent, w, key_rope);
     take_recipe(g, step, recipe);
     const int key = add_output(g, step, 0, row_of(g, "key", "BSNq"));
     return (graph_key_value){key, add_output(g, step, 1, row_of(g, "value", "BSNv"))};
@@ -360,7 +326,7 @@ graph_key_value graph_expand(graph *g, int latent, int w, int key_rope, const as
 static int attention_step(graph *g, const char *axes, const char *lse, const int in[5],
                           const assay_attention_config *config)
 {
-    graph_step *step = add_step(g, &graph_kind_attention);
+    graph_step *step = add_step(g, &graph_kind_attention, 0, 0, 0);
     for (int i = 0; i < 5; i++) step->in[i] = in[i];
     step->with.attention = *config;
     graph_fused(g, add_output(g, step, 1, row_of(g, "lse", lse)));
@@ -385,7 +351,7 @@ int graph_attend(graph *g, const char *axes, const char *lse, int query, int key
 int graph_step_of(graph *g, const graph_kind *kind, const char *axes, const int *in, int in_count,
                   const graph_general *with)
 {
-    graph_step *step = add_step(g, kind);
+    graph_step *step = add_step(g, kind, 0, 0, 0);
     for (int i = 0; i < in_count; i++) step->in[i] = in[i];
     step->with.general = *with;
     return add_output(g, step, 0, row_of(g, kind->name, axes));

@@ -36,7 +36,7 @@ static void norm_steps(bs_steps *s, const bs_run *run, int scale, bool stored)
     graph *g = begin(s, run, scale);
     const int x = s->of[MB_MLA_OUT] = graph_input(g, "mla_out", "aSD"), w = weight_of(s, run);
     s->of[MB_X_NORM] = graph_rms_norm(g, x, w, run->stack->config->epsilon);
-    (stored ? graph_end_stored : graph_end)(g, s->of[MB_X_NORM]);
+    graph_end(g, s->of[MB_X_NORM], stored ? GRAPH_STORED : GRAPH_LEFT);
 }
 
 /* h is called as the module calls it. */
@@ -69,7 +69,7 @@ static void gmm_steps(bs_steps *s, const bs_run *run, const assay_quant_recipe_c
     graph *g = begin(s, run, BS_ROUTED + ASSAY_MLP_WI_0);
     const int x = s->of[MB_ROWS] = graph_input(g, "sorted rows", "rD"), w = weight_of(s, run);
     s->of[MB_GATE] = grouped(g, run, "rH", x, w, recipe);
-    graph_end(g, s->of[MB_GATE]);
+    graph_end(g, s->of[MB_GATE], GRAPH_LEFT);
 }
 
 /* merge_gating_gmm: dx is one product with both kernels. */
@@ -111,7 +111,7 @@ static void routed_steps(bs_steps *s, const bs_run *run, const assay_quant_recip
     y = grouped(g, run, "rD", y, w[ASSAY_MLP_WO], recipe);
     if (weighs_outputs) y = graph_weigh(g, y, weights);
     s->of[MB_ROUTED_OUT] = y;
-    graph_end(g, y);
+    graph_end(g, y, GRAPH_LEFT);
 }
 
 void bs_steps_open(bs_steps *steps, const assay_context *ctx, const bs_run *run,

@@ -73,11 +73,10 @@ void assay_layer_graph(graph *g, const assay_stack_config *config, int64_t layer
     const int h_norm = graph_rms_norm(g, h, post_norm, config->epsilon);
     if (dense) {
         const int y = graph_stored(g, assay_mlp_steps(g, &mlp, h_norm, of_mlp));
-        graph_end(g, graph_called(g, LAYER_SUM, graph_add(g, h, y)));
+        graph_end(g, graph_called(g, LAYER_SUM, graph_add(g, h, y)), GRAPH_STORED);
     } else {
-        graph_end(g, h_norm);
+        graph_end(g, h_norm, GRAPH_STORED);
     }
-    g->tensors[g->result].kept = GRAPH_STORED;
 }
 
 int layer_tensor(const graph *g, int slot)

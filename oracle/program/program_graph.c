@@ -285,7 +285,5 @@ void assay_program_graph(const assay_program *p, graph *g)
         if (node->readers == 1) g->tensors[result].kept = GRAPH_LEFT;
         graph_gives(g, p->lines[i].name, result);
     }
-    const graph_keeping kept = g->tensors[result].kept;
-    graph_end(g, result);
-    g->tensors[result].kept = kept;
+    graph_end(g, result, g->tensors[result].kept);
 }

@@ -100,7 +100,7 @@ static double gradient_of_three(assay_context *ctx, const double factors[3], boo
     graph_begin(&g, NULL, one);
     const int input = graph_input(&g, "x", "D"), from = directly ? input : add_times(&g, input, 1);
     for (int i = 0; i < 3; i++) times[i] = add_times(&g, from, factors[i]);
-    graph_end(&g, graph_named(&g, "y", add_sum(&g, times[0], times[1], times[2])));
+    graph_end(&g, graph_named(&g, "y", add_sum(&g, times[0], times[1], times[2])), GRAPH_LEFT);
     graph_open(&r, &g);
     graph_lend(&r, input, &x);
     assert_ok(ctx, graph_forward(ctx, &r));
@@ -138,7 +138,7 @@ TEST(test_emulated_runs_round_what_is_stored)
     const int input = graph_input(&g, "x", "D");
     const int fused = graph_fused(&g, add_times(&g, input, 1 + 0x1p-7)), stored = add_times(&g, input, 1 + 0x1p-7);
     const int y = graph_named(&g, "y", add_sum(&g, fused, stored, 0));
-    graph_end(&g, y);
+    graph_end(&g, y, GRAPH_LEFT);
     graph_open(&r, &g);
     graph_lend(&r, input, &x);
     assert_ok(&ctx, graph_require(&ctx, &r, y));
@@ -210,7 +210,7 @@ static void open_example(example *e)
     e->product = graph_linear(g, "SH", e->left, u, 0, NULL);
     e->sum = graph_named(g, "sum", add_sum(g, graph_rms_norm(g, e->product, scale, 1e-3), e->right, 0));
     e->y = graph_named(g, "y", graph_linear(g, "SD", e->sum, v, 0, NULL));
-    graph_end(g, e->y);
+    graph_end(g, e->y, GRAPH_LEFT);
     for (int i = 0; i <= WEIGHTS; i++) {
         e->values[i] = test_normals(&seed, 1, ASSAY_FLOAT64, count_at(e, i));
         e->gradients[i] = test_nans(count_at(e, i));
@@ -357,7 +357,7 @@ TEST_WITH_CONTEXT(test_gradients_that_nobody_wants_are_skipped)
     OWNED_BY(graph_close) graph_run r;
     graph_begin(&g, NULL, one);
     const int a = graph_input(&g, "a", "D"), b = graph_input(&g, "b", "D");
-    graph_end(&g, graph_named(&g, "y", add_sum(&g, a, b, 0)));
+    graph_end(&g, graph_named(&g, "y", add_sum(&g, a, b, 0)), GRAPH_LEFT);
     graph_open(&r, &g);
     graph_lend(&r, a, &x[0]);
     graph_lend(&r, b, &x[1]);
