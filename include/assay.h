@@ -31,7 +31,7 @@
 #include "oracle/mesh/collectives.h"
 #include "oracle/mesh/expert_traffic.h"
 #include "oracle/mesh/head_shards.h"
-#include "oracle/mesh/sharded_moe.h"
+#include "oracle/moe/sharded_moe.h"
 #include "oracle/moe/moe.h"
 #include "oracle/moe/permute.h"
 #include "oracle/moe/prefused.h"

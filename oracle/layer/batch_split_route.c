@@ -5,7 +5,7 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/layer/batch_split_moe_internal.h"
 #include "oracle/mesh/collectives.h"
-#include "oracle/mesh/shard_rows.h"
+#include "oracle/moe/shard_rows.h"
 
 /* Of one shard's gathered tokens, each of which has K copies; and of what there is one number of for each copy. */
 static assay_permute_dims row_dims(const bs_run *run)

@@ -24,7 +24,7 @@
 #include "oracle/blocks/gqa.h"
 #include "oracle/blocks/mla.h"
 #include "oracle/layer/remat.h"
-#include "oracle/mesh/sharded_moe.h"
+#include "oracle/moe/sharded_moe.h"
 #include "oracle/moe/moe.h"
 
 /* Which of the two a layer has. */

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "oracle/base/memory.h"
-#include "oracle/moe/moe_block.h"
+#include "oracle/graph/graph_kind.h"
 
 int64_t assay_head_shards(const assay_mesh *mesh)
 {
@@ -192,7 +192,7 @@ static void join(const assay_context *ctx, bool first, int64_t count, double *su
     if (first) {
         memcpy(sum, term, (size_t)count * sizeof *sum);
     } else {
-        moe_join(ctx, count, sum, term);
+        graph_join(ctx, count, sum, term);
     }
 }
 

@@ -1,16 +1,21 @@
-/* What the files of the MoE block share, and what oracle/mesh sees of it; moe.h is the contract.
+/* What the files of the MoE block share; moe.h and sharded_moe.h are the contract.
  *
- * A run: the router (moe_router.c) fixes choices and weights; then, expert by expert, the rows of its tokens go
- * forward and backward (moe_experts.c), one reading of the weights for all of it; then the
- * router's backward and the shared expert join in. Where tokens and experts lie is the placement's business: all on one
- * device (one_device.c), or spread over a mesh (oracle/mesh). How one device takes rows and combines them is that of
- * its path (dense_moe.c, sparse_moe.c, dropping_moe.c). */
+ * A block is computed at sites: one device is one of them, over a mesh each shard is one for each chunk of the sequence. The gate
+ * fixes logits (moe_router.c); each site routes its tokens and sorts their copies (moe_route.c); then lists of whole numbers say
+ * which copy each row of an expert is of, and which row each copy gets, whatever the path and the mesh (moe_lists.c). Expert by
+ * expert rows go forward and backward (moe_experts.c), one reading of the weights for all of it; sums run over a token's copies,
+ * and over the sites that route it, ascending. Then the router's backward and the shared expert join in.
+ *
+ * Site c M + m is chunk c of shard m, of M; the shards of the axis mlp_tensor, which differ in their columns of H alone, are one
+ * here: how their parts add up is the gated MLP's business. Copy s * copies + t * K + k is choice k of token t of site s, row
+ * s * buffer + i is row i of those that the experts of site s compute. */
 #pragma once
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/blocks/mlp.h"
-#include "oracle/moe/moe.h"
+#include "oracle/graph/graph_kind.h"
 #include "oracle/moe/replicas.h"
+#include "oracle/moe/sharded_moe.h"
 
 /* The results of one gated MLP: checkpoints, then the gradient of each weight. */
 enum {
@@ -50,18 +55,19 @@ bool moe_wants_gradient_checkpoints(const moe_results *r, int first);
 /* Writes where it is wanted. */
 assay_status moe_write(assay_context *ctx, const moe_results *r, int result, int64_t count, const double *values);
 
-/* Rows of one expert; over a mesh those that one shard has for it. */
+/* Rows of one expert that lie at one site. */
 typedef struct moe_rows {
     int64_t expert;
-    const int32_t *group_sizes; /* of those that come together: a shard's */
-    int64_t first, size; /* its choices are order[first] to order[first + size - 1]; mesh: place in the checkpoints */
-    int64_t count;       /* rows: dense T; dropping `size`, or one more of zeros; else `size` */
-    int32_t *tokens;     /* [count]: token of a row, -1 for the row of zeros; mesh: NULL */
-    double *weights;     /* [count]: what multiplies a row's output; mesh: NULL */
-    const double *x;     /* [count,D] */
-    double *y;           /* [count,D] */
-    const double *dy;    /* [count,D]: cotangent of y */
-    double *dx;          /* [count,D] */
+    const int32_t *group_sizes; /* of those that come together */
+    int64_t first;              /* place in the checkpoints */
+    int64_t size, count;        /* rows of choices; rows: dense T; dropping `size`, or one more of zeros; else `size` */
+    const int32_t *copies;      /* [size] */
+    const int32_t *tokens;      /* [count]: of a row, -1 for the row of zeros */
+    const double *weights;      /* [count]: what multiplies a row's output */
+    const double *x;            /* [count,D] */
+    double *y;                  /* [count,D] */
+    const double *dy;           /* [count,D]: cotangent of y */
+    double *dx;                 /* [count,D] */
     /* Where the routing weight is on h instead of on y, [count]; else NULL. */
     const double *h_weights;
     double *d_h_weights;
@@ -141,130 +147,124 @@ typedef struct moe_router {
     double *kernel, *bias, *per_expert_scale, *logits;
     int32_t *tid2eid, *input_ids, *given_experts;
     double *given_weights; /* then there is no gate: of the above there is the choice alone */
-    assay_routing_inputs inputs;
-    assay_routing routing;
+    bool choice_is_input;
     double *d_lb_loss, *d_z_loss; /* [losses] */
     double *d_logits;
 } moe_router;
 
-/* How a block is split; one device: 1 and false everywhere. */
-typedef struct moe_split {
-    int64_t shards;
-    int64_t losses;      /* lb_loss and z_loss: one of each shard, or one of all */
-    int64_t loss_copies; /* of each: shards of H have the same one */
-    int64_t owners;      /* of tokens, split along the batch */
-    int64_t pieces;      /* that the rows of an expert come in */
-    int64_t expert_shards;
-    int64_t tensor_shards, emb_chunks;
-    int64_t hidden_shards; /* of each shard, over H; each gives its part of a checkpoint's columns, and an lb_loss */
-    bool weighs_h;         /* the routing weight is on h */
-} moe_split;
-
-struct moe_path;
-struct moe_placement;
+/* What one site routes. */
+typedef struct moe_site {
+    assay_routing_inputs inputs;
+    assay_routing routing;
+} moe_site;
 
 struct moe_block {
     const assay_moe_config *config;
+    const assay_sharding *sharding;
+    bool sharded; /* false: one device, dropping and dense ones among them */
     const assay_source *in;
-    const struct moe_placement *placement;
-    void *placed; /* what the placement has of its own; one device: assay_replicas, or NULL */
-    moe_split split;
-    const struct moe_path *path; /* one device */
+    assay_mesh mesh; /* of the shards that tokens lie on: without mlp_tensor */
+    assay_shard_sizes sizes;
+    assay_routing_config routing; /* of a site's tokens */
+    assay_permute_dims permute; /* likewise: K is that of slots, its experts are the groups that copies are sorted by */
+    assay_replicas replicas;    /* of experts; none: zero */
     moe_results results;
-    int64_t tokens, per_token, experts, emb_dim; /* per_token: slots; experts: of the router */
-    int64_t local_experts;                       /* that are computed here, fused shared ones too */
+    int64_t sites, tokens, experts, emb_dim; /* tokens of the whole batch, experts of the router */
+    int64_t chosen;                          /* by the router, of a token's slots; behind them fused shared experts */
+    int64_t local_experts;                   /* whose weights the block has, fused shared ones too */
     int64_t
         joined; /* by a recipe with scales of all experts of a shard these come together, as one gated MLP of groups */
-    bool llama4;
+    int64_t pieces; /* that the rows of an expert come in */
+    int64_t losses,
+        loss_copies;   /* lb_loss and z_loss: one of each shard, or one of all; shards of H have the same one */
+    int64_t kept_rows; /* of a routed checkpoint that is kept whole; 0: it is written as rows come */
+    bool dense, llama4;
+    bool weighs_x, weighs_h; /* the routing weight is there, and 1 on y */
     /* What somebody looks at, and what that needs. */
     bool need_y, need_dx, need_router_gradient, need_row_dx, need_forward, need_backward;
 
     double *x, *dy;          /* [T,D] */
     double *scaled_dy;       /* [T,D] times late_factor; NULL: dy */
-    int32_t *slot_ids;       /* [T,per_token] with fused shared experts; NULL: the router's choice */
-    double *slot_weights;    /* [T,per_token], likewise */
     double *gate, *scaled_x; /* llama4: sigmoid(weight) [T], and x times that */
     moe_router router;
-    int32_t *order;         /* [T*K]: the choices by expert */
-    int32_t *group_sizes;   /* [local_experts]: of the choices in `order` that are computed */
-    int32_t *replica_sizes; /* [P]: the same of each replica, expert after expert; NULL: there are none */
-    double *combine;        /* [T,K]: weights of the outputs */
-    int64_t capacity;       /* dropping */
-    int64_t kept_rows;      /* of a routed checkpoint that is kept whole; 0: it is written as rows come */
-    moe_rows rows;
-    double *rows_x, *rows_dy; /* [rows,D] gathered */
-    moe_mlp expert, shared;
+    double *spread[2];      /* what sites have of logits and given weights, where there are several; */
+    int32_t *spread_ids[2]; /* of input_ids and the given choice */
+    moe_site *site;         /* [sites] */
+    /* Lists. */
+    int64_t routers;            /* sites that route one token */
+    int32_t *token_of;          /* [sites,tokens of one]: in the batch */
+    int32_t *places;            /* [T,routers]: where in token_of it stands, ascending */
+    int32_t *slot_ids;          /* [copies] with fused shared experts; NULL: the router's choice */
+    int32_t *placed;            /* [copies]: what copies are sorted by, where that is no expert of all; NULL: it is */
+    int32_t *order;             /* [sites,copies of one]: choices by group */
+    int32_t *group_sizes;       /* [sites,groups] */
+    int32_t *local_group_sizes; /* [sites,groups that are computed there] */
+    int32_t *copy_of;           /* [sites,buffer]: of a row; -1: of none */
+    int32_t *row_of;            /* [copies]: that its x goes to; -1: to none */
+    /* RouteMetadata: where rows are sent, the last where the batch is split. */
+    int32_t *local_sorted_indices;   /* [M,buffer] */
+    int32_t *reshaped_group_sizes;   /* [M,P] */
+    int32_t *all_shards_group_sizes; /* [M,P,P] */
+
+    double *weights;   /* [copies]: of the router, and of slots */
+    double *d_weights; /* [copies] */
     moe_slots slots;
-    double *expert_y, *expert_dx; /* [T*K,D] in the order of `order`; dense: of one expert, [T,D] */
-    double *y, *dx;               /* [T,D] */
-    double *d_weights;            /* [T,K] */
+    int64_t capacity; /* dropping */
+    moe_rows rows;
+    int32_t *rows_tokens;
+    double *rows_weights, *rows_x, *rows_dy, *rows_d_weights; /* of the rows at hand */
+    double *expert_y, *expert_dx;                             /* [rows,D]; dense: of one expert, [T,D] */
+    moe_mlp expert, shared;
+    double *y, *dx; /* [T,D] */
 };
 
-/* Where tokens and experts lie. */
-typedef struct moe_placement {
-    /* From the logits to the choices, the order of their copies and what rows there are; writes what belongs to routing. */
-    assay_status (*route)(assay_context *ctx, moe_block *block);
-    int64_t (*row_count)(const moe_block *block, int64_t expert, int64_t piece);
-    /* Room for rows, at most so many at a time; over a mesh they are sent there. */
-    assay_status (*alloc_rows)(assay_context *ctx, moe_block *block, int64_t most);
-    void (*free_rows)(moe_block *block);
-    /* block->rows of an expert, all but dy where give_dy is there. */
-    void (*gather_rows)(assay_context *ctx, moe_block *block, int64_t expert, int64_t piece);
-    /* Once their y is there; and after they are done. NULL: nothing is left. */
-    void (*give_dy)(assay_context *ctx, moe_block *block);
-    void (*combine)(assay_context *ctx, moe_block *block);
-    /* After all experts are: y, dx and d_weights. */
-    assay_status (*finish)(assay_context *ctx, moe_block *block);
-    /* d_logits of all tokens, and what d_bias and d_per_expert_scale are; NULL where the block has no such tensor. */
-    assay_status (*route_backward)(assay_context *ctx, moe_block *block, double *d_bias, double *d_scale);
-    /* d_weights of all tokens [T,K], where the weights are given. */
-    assay_status (*given_backward)(assay_context *ctx, moe_block *block, double *d_weights);
-} moe_placement;
+/* One device where `sharding` is none (assay_is_sharded). The configuration was checked. */
+assay_status moe_block_run(assay_context *ctx, const assay_moe_config *config, const assay_sharding *sharding,
+                           const assay_source *in, const assay_sink *out);
 
-extern const moe_placement moe_one_device;
+/* --- moe_lists.c --- */
 
-/* The config was checked; what stands before `path` and kept_rows are set, the rest is zero. */
-assay_status moe_block_run(assay_context *ctx, moe_block *block, const assay_sink *out);
+/* Of a batch over the mesh: which token each place of each site is. */
+assay_status moe_list_tokens(assay_context *ctx, moe_block *block);
+/* `bytes` of each token of all sites from those of the whole batch; lent where there is one site: *own is NULL then. */
+assay_status moe_spread(assay_context *ctx, const moe_block *block, const char *what, size_t bytes, const void *whole,
+                        void **own, const void **spread);
+/* Its transpose: the sum over sites, ascending, each of which may be stored before; `spread` may be changed, and may be `whole` where
+ * there is one site. */
+void moe_collect(const assay_context *ctx, const moe_block *block, int64_t width, assay_rounding rounding,
+                 double *whole, double *spread);
+/* Once all sites have routed and sorted: copy_of, row_of, local_group_sizes; capacity. */
+assay_status moe_list_rows(assay_context *ctx, moe_block *block);
+/* The first of a site's own groups among those that it sorts: 0 where its own come first. */
+int64_t moe_first_group(const moe_block *block, int64_t site);
+/* The group of a replica of an expert among those that copies are sorted by; -1: there is no such replica. */
+int64_t moe_group_of(const moe_block *block, int64_t expert, int64_t replica);
+/* That copies of all sites are sorted by, before the ring's numbering. */
+int32_t moe_group_of_copy(const moe_block *block, int64_t copy);
+/* The copy whose y a row gives, and the row whose y a copy gets, -1: none. Where every shard has the whole batch the first one's copies get
+ * what the others have computed. */
+int64_t moe_copy_of_y(const moe_block *block, int64_t copy);
+int64_t moe_row_of_y(const moe_block *block, int64_t copy);
+
+/* --- moe_route.c --- */
+
+assay_status moe_route(assay_context *ctx, moe_block *block);
+void moe_route_free(moe_block *block);
+/* d_logits of all tokens, and what d_bias and d_per_expert_scale are; NULL where the block has no such tensor. */
+assay_status moe_route_backward(assay_context *ctx, moe_block *block, double *d_bias, double *d_scale);
+/* d_weights of all tokens [T,K], where the weights are given. */
+assay_status moe_given_backward(assay_context *ctx, moe_block *block, double *d_weights);
+/* What belongs to routing (moe_results.c). */
+assay_status moe_write_routing(assay_context *ctx, const moe_block *block);
 
 /* map [E]: the number of each expert here, -1 where he is elsewhere. */
 assay_status moe_read_expert_map(assay_context *ctx, const moe_block *block, int32_t *map);
-/* replicas: zeroed. */
-assay_status moe_read_replicas(assay_context *ctx, const assay_moe_config *config, const assay_source *in,
-                               assay_replicas *replicas);
-
-/* How token copies of one device are grouped, and outputs combined. */
-typedef struct moe_path {
-    /* order, group_sizes, combine; capacity. */
-    assay_status (*plan)(assay_context *ctx, moe_block *block);
-    int64_t (*row_count)(const moe_block *block, int64_t expert);
-    /* tokens, weights and places of the rows of rows->expert. */
-    void (*gather_rows)(moe_block *block);
-    /* After an expert is done; NULL: nothing yet. */
-    void (*combine)(assay_context *ctx, moe_block *block);
-    /* After all are: y and dx; NULL: they are there. */
-    assay_status (*finish)(assay_context *ctx, moe_block *block);
-} moe_path;
-
-extern const moe_path moe_path_dense, moe_path_sparse, moe_path_dropping;
-/* Shared by sparse and dropping. */
-void moe_gather_sorted_rows(moe_block *block);
-assay_status moe_finish_sorted(assay_context *ctx, moe_block *block);
 
 /* Rows: parallel over them, the same bits for any number of threads and instruction set. tokens NULL: row i is token i;
  * weights NULL: 1. */
 void moe_gather(const assay_context *ctx, double *rows, const double *x, const int32_t *tokens, const double *weights,
                 int64_t count, int64_t dim);
-void moe_accumulate(const assay_context *ctx, double *sum, const double *rows, const double *weights, int64_t count,
-                    int64_t dim);
-/* total += term, both of which may be stored before. */
-void moe_join(const assay_context *ctx, int64_t count, double *total, double *term);
-/* The row of choice order[first + j] among the rows at hand. */
-int64_t moe_row_of(const moe_block *block, int64_t j);
-
 assay_status moe_router_forward(assay_context *ctx, moe_block *block);
-/* routing/biased_scores of the next tokens, where it is wanted: no result, but what a backend's own choice is judged by. */
-assay_status moe_write_selecting(assay_context *ctx, const moe_block *block, const assay_routing_inputs *inputs,
-                                 int64_t first, int64_t tokens, const assay_routing_config *config);
 /* Of a kernel [D,columns] that x is multiplied with, from d [T,columns]: the sum over owners of x^T d of their tokens. Written where
  * it is wanted. */
 assay_status moe_write_kernel_gradient(assay_context *ctx, const moe_block *block, int result, const double *d,
@@ -272,11 +272,6 @@ assay_status moe_write_kernel_gradient(assay_context *ctx, const moe_block *bloc
 /* The gradients of the gate; its part joins dx. */
 assay_status moe_router_backward(assay_context *ctx, moe_block *block);
 void moe_router_free(moe_router *router);
-
-assay_status moe_llama4_forward(assay_context *ctx, moe_block *block);
-/* In place from dx of scaled tokens [tokens,D] to their own; d_weights of their choices. */
-void moe_llama4_unscale(const assay_context *ctx, double *d_weights, double *dx, const double *x, const double *gate,
-                        const double *weights, int64_t tokens, int64_t dim);
 
 /* The gate of the shared expert. Starts zeroed. */
 typedef struct moe_shared_gate {

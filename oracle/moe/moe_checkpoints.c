@@ -44,13 +44,13 @@ static const moe_slots *slots_of(const moe_checkpoints *c)
 
 static bool is_dense(const moe_checkpoints *c)
 {
-    return c->routed && c->block->config->path == ASSAY_MOE_DENSE;
+    return c->routed && c->block->dense;
 }
 
 /* Of the columns of H, which shards have: each of gate and up side by side its share. */
 static int64_t parts_of(const moe_checkpoints *c)
 {
-    return c->routed ? c->block->split.hidden_shards : 1;
+    return c->routed ? c->block->sizes.hidden_shards : 1;
 }
 
 static int64_t branches_of(int checkpoint)
@@ -69,7 +69,7 @@ static int64_t piece_count(const moe_checkpoints *c, int checkpoint)
 static piece part_of(const moe_checkpoints *c, int checkpoint, int64_t i)
 {
     const int64_t parts = parts_of(c), branches = branches_of(checkpoint), width = c->width[checkpoint];
-    const int64_t share = width / branches / parts, of_shard = c->block->kept_rows / c->block->split.shards;
+    const int64_t share = width / branches / parts, of_shard = c->block->kept_rows / c->block->sizes.shards;
     const int64_t local = i / parts / branches, branch = i / parts % branches, part = i % parts;
     const int64_t row = c->rows->first + local;
     const int64_t place = (row / of_shard * parts + part) * of_shard + row % of_shard;
@@ -150,9 +150,9 @@ assay_status moe_checkpoints_put(assay_context *ctx, moe_checkpoints *c, int che
 static int64_t unused_rows(const moe_checkpoints *c)
 {
     const moe_block *block = c->block;
-    int64_t unused = block->tokens * block->per_token;
+    int64_t unused = block->sizes.copies;
     if (!c->routed || block->kept_rows > 0 || block->slots.row != NULL) return 0;
-    for (int64_t e = 0; e < block->local_experts; e++) unused -= block->group_sizes[e];
+    for (int64_t e = 0; e < block->sizes.local_experts; e++) unused -= block->local_group_sizes[e];
     return unused;
 }
 

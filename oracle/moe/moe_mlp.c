@@ -21,10 +21,10 @@ assay_status moe_mlp_alloc(assay_context *ctx, moe_mlp *mlp, const moe_block *bl
 {
     const bool routed = mlp->config.place == ASSAY_MLP_ROUTED;
     mlp->most = mlp->config.mlp.rows;
-    mlp->config.mlp.hidden_shards = block->split.hidden_shards;
-    mlp->config.slices = routed ? block->split.tensor_shards : 1;
-    mlp->config.chunks = routed ? block->split.emb_chunks : 1;
-    mlp->config.weighs_h = routed && block->split.weighs_h;
+    mlp->config.mlp.hidden_shards = block->sizes.hidden_shards;
+    mlp->config.slices = routed ? block->sharding->tensor_shards : 1;
+    mlp->config.chunks = routed ? block->sharding->emb_chunks : 0;
+    mlp->config.weighs_h = routed && block->weighs_h;
     mlp->config.stored = true;
     assay_mlp_graph(&mlp->graph, &mlp->config);
     MUST(alloc_weights(ctx, mlp, block));
@@ -105,7 +105,8 @@ assay_status moe_mlp_backward(assay_context *ctx, moe_mlp *mlp, const moe_rows *
     MUST(graph_backward(ctx, r));
     for (int weight = 0; mlp->summing && weight < ASSAY_MLP_WEIGHTS; weight++) {
         if (mlp->gradients[weight] == NULL) continue;
-        moe_join(ctx, assay_tensor_row_count(&mlp->table.rows[weight]), mlp->gradients[weight], mlp->partials[weight]);
+        graph_join(ctx, assay_tensor_row_count(&mlp->table.rows[weight]), mlp->gradients[weight],
+                   mlp->partials[weight]);
     }
     mlp->summing = true;
     return ASSAY_OK;

@@ -1,4 +1,4 @@
-/* The gate of a block: logits, choices and their results; gradients of its kernel, its bias and x. */
+/* The gate of a block: its tensors and the logits of all tokens; gradients of its kernel, its bias and x. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,7 +22,7 @@ static assay_status read_i32(assay_context *ctx, const assay_source *in, const c
 static assay_status read_losses(assay_context *ctx, const moe_block *block, const char *path, double **d_losses)
 {
     const assay_source *in = block->in;
-    const int64_t losses = block->split.losses, copies = block->split.loss_copies;
+    const int64_t losses = block->losses, copies = block->loss_copies;
     MUST(assay_alloc_zeros(ctx, path, losses * copies, d_losses));
     if (!in->has(in->self, path)) return ASSAY_OK;
     MUST(in->read(ctx, in->self, path, 0, losses * copies, *d_losses));
@@ -41,11 +41,11 @@ static assay_status read_given(assay_context *ctx, moe_block *block)
     static const char weights[] = "inputs/routing_weights";
     moe_router *router = &block->router;
     const assay_source *in = block->in;
-    const int64_t choices = block->tokens * block->config->routing.num_experts_per_tok;
-    router->inputs.choice_is_input = in->has(in->self, own);
+    const int64_t choices = block->tokens * block->chosen;
+    router->choice_is_input = in->has(in->self, own);
     if (in->has(in->self, held)) {
         MUST(read_i32(ctx, in, held, choices, &router->given_experts));
-    } else if (router->inputs.choice_is_input) {
+    } else if (router->choice_is_input) {
         MUST(read_i32(ctx, in, own, choices, &router->given_experts));
     }
     if (in->has(in->self, weights)) MUST(read_f64(ctx, in, weights, choices, &router->given_weights));
@@ -57,7 +57,7 @@ static assay_status read_router(assay_context *ctx, moe_block *block)
     moe_router *router = &block->router;
     const assay_source *in = block->in;
     const int64_t experts = block->experts, rows = block->config->routing.hash_rows;
-    const int64_t chosen = block->config->routing.num_experts_per_tok;
+    const int64_t chosen = block->chosen;
     MUST(read_given(ctx, block));
     MUST(read_losses(ctx, block, "cotangents/lb_loss", &router->d_lb_loss));
     MUST(read_losses(ctx, block, "cotangents/z_loss", &router->d_z_loss));
@@ -76,17 +76,6 @@ static assay_status read_router(assay_context *ctx, moe_block *block)
     return ASSAY_OK;
 }
 
-assay_status moe_write_selecting(assay_context *ctx, const moe_block *block, const assay_routing_inputs *inputs,
-                                 int64_t first, int64_t tokens, const assay_routing_config *config)
-{
-    static const char path[] = "routing/biased_scores";
-    OWNED double *selecting = NULL;
-    if (!assay_wants(block->results.out, path) || inputs->logits == NULL) return ASSAY_OK;
-    MUST(assay_alloc_f64(ctx, "biased scores", tokens * block->experts, &selecting));
-    MUST(assay_routing_selecting(ctx, selecting, inputs, first, tokens, config));
-    return assay_write_result(ctx, block->results.out, path, tokens * block->experts, selecting);
-}
-
 /* The gate is no part of what is sharded by expert: the logits of all tokens are one product. */
 assay_status moe_router_forward(assay_context *ctx, moe_block *block)
 {
@@ -99,21 +88,13 @@ assay_status moe_router_forward(assay_context *ctx, moe_block *block)
         MUST(assay_matmul(ctx, &args));
         assay_round(ctx, ASSAY_ROUND_ROUTER, block->tokens * block->experts, router->logits);
     }
-    router->inputs = (assay_routing_inputs){.logits = router->logits,
-                                            .bias = router->bias,
-                                            .per_expert_scale = router->per_expert_scale,
-                                            .tid2eid = router->tid2eid,
-                                            .input_ids = router->input_ids,
-                                            .given_experts = router->given_experts,
-                                            .choice_is_input = router->inputs.choice_is_input,
-                                            .given_weights = router->given_weights};
-    return block->placement->route(ctx, block);
+    return moe_route(ctx, block);
 }
 
 assay_status moe_write_kernel_gradient(assay_context *ctx, const moe_block *block, int result, const double *d,
                                        int64_t columns, assay_product kind)
 {
-    const int64_t owners = block->split.owners, tokens = block->tokens / owners, dim = block->emb_dim;
+    const int64_t owners = block->sizes.owners, tokens = block->tokens / owners, dim = block->emb_dim;
     OWNED double *gradient = NULL, *part = NULL;
     if (!moe_wants(&block->results, result)) return ASSAY_OK;
     MUST(assay_alloc_f64(ctx, "gradient of a gate's kernel", dim * columns, &gradient));
@@ -124,17 +105,17 @@ assay_status moe_write_kernel_gradient(assay_context *ctx, const moe_block *bloc
                                                    d + first * columns, dim, columns, tokens);
         args.kind = kind;
         MUST(assay_matmul(ctx, &args));
-        if (owner > 0) moe_join(ctx, dim * columns, gradient, part);
+        if (owner > 0) graph_join(ctx, dim * columns, gradient, part);
     }
     return moe_write(ctx, &block->results, result, dim * columns, gradient);
 }
 
 static assay_status given_backward(assay_context *ctx, moe_block *block)
 {
-    const int64_t choices = block->tokens * block->per_token;
+    const int64_t choices = block->tokens * block->chosen;
     OWNED double *d_weights = NULL;
     MUST(assay_alloc_f64(ctx, "gradients/inputs/routing_weights", choices, &d_weights));
-    MUST(block->placement->given_backward(ctx, block, d_weights));
+    MUST(moe_given_backward(ctx, block, d_weights));
     return moe_write(ctx, &block->results, MOE_DROUTING_WEIGHTS, choices, d_weights);
 }
 
@@ -148,7 +129,7 @@ assay_status moe_router_backward(assay_context *ctx, moe_block *block)
     MUST(assay_alloc_f64(ctx, "d_logits", block->tokens * block->experts, &router->d_logits));
     if (router->bias != NULL) MUST(assay_alloc_f64(ctx, "d_bias", block->experts, &d_bias));
     if (router->per_expert_scale != NULL) MUST(assay_alloc_f64(ctx, "d_per_expert_scale", block->experts, &d_scale));
-    MUST(block->placement->route_backward(ctx, block, d_bias, d_scale));
+    MUST(moe_route_backward(ctx, block, d_bias, d_scale));
     MUST(moe_write(ctx, r, MOE_DBIAS, block->experts, d_bias));
     MUST(moe_write(ctx, r, MOE_DSCALE, block->experts, d_scale));
     MUST(moe_write_kernel_gradient(ctx, block, MOE_DKERNEL, router->d_logits, block->experts, ASSAY_PRODUCT_ROUTER));
@@ -157,7 +138,7 @@ assay_status moe_router_backward(assay_context *ctx, moe_block *block)
         const assay_matmul_args args = assay_product_of_router(
             assay_product_abt(dx, router->d_logits, router->kernel, block->tokens, block->emb_dim, block->experts));
         MUST(assay_matmul(ctx, &args));
-        moe_join(ctx, count, block->dx, dx); /* block->dx is that of the experts so far */
+        graph_join(ctx, count, block->dx, dx); /* block->dx is that of the experts so far */
     }
     return ASSAY_OK;
 }
@@ -175,6 +156,5 @@ void moe_router_free(moe_router *router)
     free(router->d_lb_loss);
     free(router->d_z_loss);
     free(router->d_logits);
-    assay_routing_free(&router->routing);
     memset(router, 0, sizeof *router);
 }

@@ -4,10 +4,11 @@
 
 #include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
+#include "oracle/ops/vector_sums.h"
 
 static int64_t piece_count(const moe_block *block)
 {
-    return block->config->recipe.recipe == NULL ? block->split.owners : 1;
+    return block->config->recipe.recipe == NULL ? block->sizes.owners : 1;
 }
 
 static assay_status alloc_shared(assay_context *ctx, moe_block *block, moe_rows *all)
@@ -15,7 +16,7 @@ static assay_status alloc_shared(assay_context *ctx, moe_block *block, moe_rows 
     const int64_t pieces = piece_count(block), count = block->tokens * block->emb_dim;
     block->shared = (moe_mlp){.config = {.mlp = assay_moe_shared_config(block->config, block->tokens / pieces),
                                          .place = ASSAY_MLP_SHARED,
-                                         .owners = block->split.owners / pieces},
+                                         .owners = block->sizes.owners / pieces},
                               .pieces = pieces};
     MUST(moe_mlp_alloc(ctx, &block->shared, block));
     MUST(assay_alloc_f64(ctx, "shared y", count, &all->y));
@@ -61,9 +62,9 @@ static assay_status run_pieces(assay_context *ctx, moe_block *block, const moe_r
 static void join(const assay_context *ctx, const moe_block *block, double *total, double *term)
 {
     const int64_t count = block->tokens * block->emb_dim;
-    if (block->placement != &moe_one_device) assay_round(ctx, ASSAY_ROUND_STORAGE, count, term);
+    if (block->sharded) assay_round(ctx, ASSAY_ROUND_STORAGE, count, term);
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, total);
-    moe_accumulate(ctx, total, term, NULL, block->tokens, block->emb_dim);
+    assay_add(ctx, count, term, total);
 }
 
 assay_status moe_shared_run(assay_context *ctx, moe_block *block)

@@ -61,6 +61,6 @@ assay_status moe_shared_gate_backward(assay_context *ctx, const moe_shared_gate 
     MUST(assay_alloc_f64(ctx, "dx of the shared expert's gate", tokens * dim, &dx_gate));
     const assay_matmul_args args = assay_product_ab(dx_gate, d_logits, g->kernel, tokens, dim, 1);
     MUST(assay_matmul(ctx, &args));
-    moe_join(ctx, tokens * dim, dx, dx_gate);
+    graph_join(ctx, tokens * dim, dx, dx_gate);
     return ASSAY_OK;
 }

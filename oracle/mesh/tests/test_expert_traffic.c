@@ -1,7 +1,7 @@
 /* What is sent where, by the explicit numbers of MaxText's tests (tests/unit/moe_test.py) and by counting. */
 
 #include "oracle/mesh/expert_traffic.h"
-#include "oracle/moe/ragged_buffer.h"
+#include "oracle/mesh/ragged_buffer.h"
 #include "tests/support/assay_test.h"
 
 enum { P = 4 };

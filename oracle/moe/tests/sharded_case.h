@@ -1,7 +1,7 @@
 /* MoE blocks over a mesh, for tests. */
 #pragma once
 
-#include "oracle/mesh/sharded_moe.h"
+#include "oracle/moe/sharded_moe.h"
 #include "oracle/moe/tests/moe_case.h"
 
 /* No tensor shards, chunks or buffer factor. */

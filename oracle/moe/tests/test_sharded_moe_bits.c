@@ -1,6 +1,6 @@
 /* Checkpoints that are given leave the bits. */
 
-#include "oracle/mesh/tests/sharded_case.h"
+#include "oracle/moe/tests/sharded_case.h"
 #include "tests/support/assay_test.h"
 
 static void give(moe_case *c, const assay_tensor *tensor, double factor)

@@ -1,7 +1,7 @@
 /* What is read, missing cotangents, and memory. */
 #include <malloc.h>
 
-#include "oracle/mesh/tests/sharded_case.h"
+#include "oracle/moe/tests/sharded_case.h"
 #include "tests/support/assay_test.h"
 
 /* Experts' weights are read once, however many shards use them, and not at all where nothing needs them. */

@@ -8,7 +8,7 @@
  * Experts are split over expert, then fsdp; H over fsdp_transpose, then mlp_tensor. Biases are whole. */
 #pragma once
 
-#include "oracle/mesh/sharded_moe.h"
+#include "oracle/moe/sharded_moe.h"
 
 typedef struct assay_kernel_layout {
     int64_t shards;                   /* W */

@@ -1,8 +1,8 @@
 /* Kernels as they lie on shards: what each has, and what is refused. The same bits as with whole ones are the equivalence gathered-whole, and
  * harness/tests/test_certified.c has the numbers. */
 
-#include "oracle/mesh/sharded_weights.h"
-#include "oracle/mesh/tests/sharded_case.h"
+#include "oracle/moe/sharded_weights.h"
+#include "oracle/moe/tests/sharded_case.h"
 #include "tests/support/assay_test.h"
 
 static const int weights[] = {ASSAY_MLP_WI, ASSAY_MLP_WI_0, ASSAY_MLP_WI_1, ASSAY_MLP_WO};

@@ -1,6 +1,6 @@
 /* What is sharded, the sizes that follow, and what a run refuses; harness/tests/test_plan.c has what a plan does. */
 
-#include "oracle/mesh/tests/sharded_case.h"
+#include "oracle/moe/tests/sharded_case.h"
 #include "tests/support/assay_test.h"
 
 TEST(test_what_is_sharded)

@@ -1,4 +1,4 @@
-#include "oracle/moe/ragged_buffer.h"
+#include "oracle/mesh/ragged_buffer.h"
 #include "tests/support/assay_test.h"
 
 /* The first four are the numbers of MaxText's own tests. */

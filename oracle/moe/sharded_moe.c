@@ -1,10 +1,10 @@
-#include "oracle/mesh/sharded_moe.h"
+#include "oracle/moe/sharded_moe.h"
 
 #include <inttypes.h>
 #include <math.h>
 
 #include "oracle/base/memory.h"
-#include "oracle/moe/ragged_buffer.h"
+#include "oracle/mesh/ragged_buffer.h"
 
 bool assay_is_sharded(const assay_moe_config *config, const assay_sharding *sharding)
 {
@@ -20,7 +20,7 @@ bool assay_is_sharded(const assay_moe_config *config, const assay_sharding *shar
 /* That copies are sorted by: physical experts, or experts. */
 static int64_t groups_of(const assay_moe_config *config)
 {
-    return config->physical_experts > 0 ? config->physical_experts : config->routing.num_experts;
+    return config->physical_experts > 0 ? config->physical_experts : assay_moe_experts(config);
 }
 
 static assay_status check_numbers(assay_context *ctx, const assay_sharding *s)
@@ -242,7 +242,7 @@ static assay_shard_sizes sizes_before_buffer(const assay_moe_config *config, con
     s.own_batch = routing->batch / s.owners;
     s.batch = sharding->ring_of_experts ? s.own_batch * s.expert_shards : s.own_batch;
     s.sequence = routing->sequence / s.chunks;
-    s.copies = s.batch * s.sequence * routing->num_experts_per_tok;
+    s.copies = s.batch * s.sequence * assay_moe_slots(config);
     s.local_experts = config->local_num_experts > 0 ? config->local_num_experts : groups_of(config) / s.expert_shards;
     return s;
 }

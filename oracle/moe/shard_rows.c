@@ -1,4 +1,4 @@
-#include "oracle/mesh/shard_rows.h"
+#include "oracle/moe/shard_rows.h"
 
 void assay_roll_experts(int32_t *rolled, const int32_t *selected_experts, int64_t count, int64_t first, int64_t experts)
 {

@@ -1,7 +1,7 @@
 /* The block over a mesh against the block on one device: what keeps its bits, and the order of sums. That its numbers are right on every
  * kind of mesh, with losses and shards of H, is certified: the cases moe/mesh-*. */
 
-#include "oracle/mesh/tests/sharded_case.h"
+#include "oracle/moe/tests/sharded_case.h"
 #include "oracle/ops/glu.h"
 #include "tests/support/assay_test.h"
 

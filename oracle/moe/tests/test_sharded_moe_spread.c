@@ -1,7 +1,7 @@
 /* Low-precision implementations of the block over a mesh spread as those on one device. */
 
 #include "oracle/arithmetic/emulated.h"
-#include "oracle/mesh/tests/sharded_case.h"
+#include "oracle/moe/tests/sharded_case.h"
 #include "tests/support/assay_test.h"
 
 static const char *const wanted[] = {"outputs/*", "gradients/*", NULL};

@@ -1,4 +1,4 @@
-#include "oracle/moe/ragged_buffer.h"
+#include "oracle/mesh/ragged_buffer.h"
 
 #include <math.h>
 

@@ -1,4 +1,4 @@
-#include "oracle/mesh/sharded_weights.h"
+#include "oracle/moe/sharded_weights.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 
 #include "oracle/base/memory.h"
 #include "oracle/base/tensor_set.h"
-#include "oracle/mesh/sharded_moe_internal.h"
+#include "oracle/moe/moe_block.h"
 
 static int64_t transpose_shards(const assay_sharding *sharding)
 {
@@ -148,13 +148,13 @@ assay_status assay_sharded_moe_run(assay_context *ctx, const assay_moe_config *c
     assay_tensor_set kernels = {0};
     gathering_sink gathering = {.out = out};
     if (status != ASSAY_OK || !sharding->weights_on_shards)
-        return status != ASSAY_OK ? status : sharded_run_whole(ctx, config, sharding, in, out);
+        return status != ASSAY_OK ? status : moe_block_run(ctx, config, sharding, in, out);
     TRY(gather(ctx, config, sharding, in, &kernels, &gathering));
     assay_overlay overlay = {assay_tensor_set_source(&kernels), *in};
     const assay_source whole = assay_overlay_source(&overlay);
     const assay_sink sink = {
         .self = &gathering, .wants = gathering_wants, .write = gathering_write, .write_i32 = gathering_write_i32};
-    TRY(sharded_run_whole(ctx, config, sharding, &whole, &sink));
+    TRY(moe_block_run(ctx, config, sharding, &whole, &sink));
     TRY(scatter(ctx, config, sharding, &gathering));
 cleanup:
     assay_tensor_set_free(&kernels);

@@ -1,4 +1,4 @@
-#include "oracle/mesh/tests/sharded_case.h"
+#include "oracle/moe/tests/sharded_case.h"
 #include "tests/support/assay_test.h"
 
 assay_sharding sharded_case_mesh(int64_t data, int64_t fsdp, int64_t expert)

@@ -1,0 +1,144 @@
+/* A run of a block: what it needs, from the gate to y and dx. */
+#include "oracle/moe/moe_block.h"
+
+#include <stdlib.h>
+
+#include "oracle/base/memory.h"
+
+static void find_needs(moe_block *block)
+{
+    const moe_results *r = &block->results;
+    block->need_y = moe_wants(r, MOE_Y);
+    block->need_dx = moe_wants(r, MOE_DX);
+    block->need_router_gradient = moe_wants_any(r, MOE_DX, MOE_DROUTING_WEIGHTS + 1 - MOE_DX);
+    const bool of_x = block->llama4 || block->weighs_x;
+    block->need_row_dx = block->need_dx || (of_x && block->need_router_gradient);
+    bool weights = moe_wants_any(r, MOE_ROUTED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS);
+    /* The gradient of a weight on h comes from the experts. */
+    block->need_backward = block->need_row_dx || weights || moe_wants_gradient_checkpoints(r, MOE_ROUTED) ||
+                           (block->weighs_h && block->need_router_gradient);
+    block->need_forward =
+        block->need_y || block->need_router_gradient || weights || moe_wants_any(r, MOE_ROUTED, ASSAY_MLP_CHECKPOINTS);
+}
+
+static moe_block block_of(const assay_moe_config *config, const assay_sharding *sharding, const assay_source *in)
+{
+    const bool sharded = assay_is_sharded(config, sharding), dense = config->path == ASSAY_MOE_DENSE;
+    const bool joins = assay_quant_recipe_joins_groups(config->recipe.recipe);
+    const bool global = config->routing.balance_scope == ASSAY_BALANCE_GLOBAL || !sharded;
+    const assay_shard_sizes s = assay_shard_sizes_of(config, sharding);
+    moe_block block = {
+        .config = config,
+        .sharding = sharding,
+        .sharded = sharded,
+        .in = in,
+        .mesh = sharding->mesh,
+        .sizes = s,
+        .routing = config->routing,
+        .permute = {s.batch * s.sequence, assay_moe_slots(config), s.expert_shards * s.local_experts, config->emb_dim},
+        .sites = s.shards * s.chunks,
+        .tokens = config->routing.batch * config->routing.sequence,
+        .experts = config->routing.num_experts,
+        .emb_dim = config->emb_dim,
+        .chosen = config->routing.num_experts_per_tok,
+        .local_experts = assay_moe_local_experts(config),
+        .pieces = s.shards * s.chunks,
+        .losses = global ? 1 : s.shards,
+        .loss_copies = global ? 1 : s.hidden_shards,
+        .dense = dense,
+        .llama4 = config->routing.family == ASSAY_ROUTER_LLAMA4,
+        .weighs_x = config->weight_on_input,
+        .weighs_h = sharding->weight_before_wo,
+    };
+    block.mesh.size[ASSAY_AXIS_MLP_TENSOR] = 1;
+    block.routing.batch = s.batch;
+    block.routing.sequence = s.sequence;
+    block.joined = joins ? block.local_experts / s.expert_shards : 1;
+    if (dense) block.kept_rows = block.tokens * block.experts;
+    if (sharded) block.kept_rows = block.sites * s.buffer;
+    return block;
+}
+
+static assay_status read_replicas(assay_context *ctx, moe_block *block)
+{
+    const int64_t physical = block->config->physical_experts;
+    const assay_source *in = block->in;
+    OWNED int32_t *map = NULL;
+    if (physical == 0) return ASSAY_OK;
+    MUST(assay_alloc_i32(ctx, "inputs/physical_to_logical_map", physical, &map));
+    MUST(in->read_i32(ctx, in->self, "inputs/physical_to_logical_map", 0, physical, map));
+    MUST(assay_replicas_make(ctx, &block->replicas, map, physical, block->experts));
+    block->pieces *= block->replicas.most;
+    return ASSAY_OK;
+}
+
+/* An output without a cotangent is not differentiated. Outputs of choices get the late factor's share of it. */
+static assay_status read_dy(assay_context *ctx, moe_block *block)
+{
+    const int64_t count = block->tokens * block->emb_dim;
+    const double late = block->config->late_factor;
+    const assay_source *in = block->in;
+    MUST(assay_alloc_zeros(ctx, "cotangents/y", count, &block->dy));
+    if (in->has(in->self, "cotangents/y")) MUST(in->read(ctx, in->self, "cotangents/y", 0, count, block->dy));
+    if (late == 0) return ASSAY_OK;
+    MUST(assay_alloc_f64(ctx, "cotangents of the experts", count, &block->scaled_dy));
+    for (int64_t i = 0; i < count; i++) block->scaled_dy[i] = late * block->dy[i];
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, block->scaled_dy);
+    return ASSAY_OK;
+}
+
+static assay_status open_block(assay_context *ctx, moe_block *block)
+{
+    const assay_source *in = block->in;
+    const int64_t count = block->tokens * block->emb_dim;
+    find_needs(block);
+    MUST(read_replicas(ctx, block));
+    MUST(assay_alloc_f64(ctx, "inputs/x", count, &block->x));
+    MUST(in->read(ctx, in->self, "inputs/x", 0, count, block->x));
+    /* The dense path adds them up as experts come. */
+    if (block->need_y) MUST(assay_alloc_zeros(ctx, "outputs/y", count, &block->y));
+    if (block->need_row_dx) MUST(assay_alloc_zeros(ctx, "gradients/inputs/x", count, &block->dx));
+    if (block->need_backward || block->need_router_gradient || moe_wants(&block->results, MOE_DSHARED_GATE) ||
+        moe_wants_gradient_checkpoints(&block->results, MOE_SHARED) ||
+        moe_wants_any(&block->results, MOE_SHARED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS))
+        MUST(read_dy(ctx, block));
+    return ASSAY_OK;
+}
+
+static void close_block(moe_block *block)
+{
+    moe_router_free(&block->router);
+    moe_route_free(block);
+    assay_replicas_free(&block->replicas);
+    free(block->x);
+    free(block->dy);
+    free(block->scaled_dy);
+    free(block->y);
+    free(block->dx);
+}
+
+assay_status moe_block_run(assay_context *ctx, const assay_moe_config *config, const assay_sharding *sharding,
+                           const assay_source *in, const assay_sink *out)
+{
+    assay_status status = ASSAY_OK;
+    moe_block block = block_of(config, sharding, in);
+    moe_results_open(&block.results, config, in, out);
+    TRY(open_block(ctx, &block));
+    TRY(moe_router_forward(ctx, &block));
+    TRY(moe_experts_run(ctx, &block));
+    if (block.need_router_gradient) TRY(moe_router_backward(ctx, &block));
+    TRY(moe_shared_run(ctx, &block));
+    TRY(moe_write(ctx, &block.results, MOE_Y, block.tokens * block.emb_dim, block.y));
+    TRY(moe_write(ctx, &block.results, MOE_DX, block.tokens * block.emb_dim, block.dx));
+cleanup:
+    close_block(&block);
+    return status;
+}
+
+assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_source *in,
+                           const assay_sink *out)
+{
+    static const assay_sharding one_device = {.mesh = {{1, 1, 1, 1}}, .tensor_shards = 1, .token_chunks = 1};
+    MUST(assay_moe_check(ctx, config));
+    return moe_block_run(ctx, config, &one_device, in, out);
+}
