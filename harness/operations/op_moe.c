@@ -4,8 +4,8 @@
 
 #include "cases/decoder_block.h"
 #include "harness/operations/op_support.h"
-#include "oracle/moe/sharded_weights.h"
 #include "oracle/moe/prefused.h"
+#include "oracle/moe/sharded_weights.h"
 
 static assay_moe_path path_of(const assay_model_config *m)
 {

@@ -135,10 +135,61 @@ cleanup:
     return status;
 }
 
+static const assay_sharding one_device = {.mesh = {{1, 1, 1, 1}}, .tensor_shards = 1, .token_chunks = 1};
+
 assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_source *in,
                            const assay_sink *out)
 {
-    static const assay_sharding one_device = {.mesh = {{1, 1, 1, 1}}, .tensor_shards = 1, .token_chunks = 1};
     MUST(assay_moe_check(ctx, config));
     return moe_block_run(ctx, config, &one_device, in, out);
+}
+
+/* --- memory at its peak --- */
+
+/* Numbers that one gated MLP of `rows` rows takes: its weights with gradients, what forward keeps and the scratch of
+ * backward. By a recipe there are codes, scales and numbers of the operands of three products, of which two are there at a time. */
+static double mlp_numbers(const assay_moe_config *config, double rows, double groups, double width)
+{
+    const double dim = (double)config->emb_dim;
+    double run = 9 * groups * dim * width + 12 * rows * width + 5 * rows * dim;
+    if (config->recipe.recipe != NULL) run += 9 * groups * dim * width + 24 * rows * width + 18 * rows * dim;
+    return run;
+}
+
+int64_t assay_sharded_moe_memory(const assay_moe_config *config, const assay_sharding *sharding)
+{
+    const double largest = 0x1p62;
+    const moe_block block = block_of(config, sharding, NULL);
+    const assay_routing_config *routing = &config->routing;
+    const double tokens = (double)block.tokens, experts = (double)routing->num_experts, dim = (double)config->emb_dim;
+    const double sites = (double)block.sites, slots = (double)assay_moe_slots(config);
+    const double copies = sites * (double)block.sizes.copies, rows = sites * (double)block.sizes.buffer;
+    const double width = (double)config->moe_mlp_dim, wide = 2 * width > dim ? 2 * width : dim;
+    const double of_experts = (double)assay_moe_experts(config) * dim * width;
+    const double kept = block.dense ? tokens : rows + 1; /* outputs that stay */
+    /* rows of one expert */
+    const double of_site = (double)block.sizes.buffer + 1;
+    const double most = block.joined > 1 || (block.sharded && of_site < tokens) ? of_site : tokens + 1;
+    const double groups = block.joined > 1 ? (double)block.joined : 1;
+    double routed = 2 * kept * dim + most * wide + mlp_numbers(config, most, groups, width);
+    double shared = config->shared_mlp_dim > 0 ? mlp_numbers(config, tokens, 1, (double)config->shared_mlp_dim) : 0;
+    double gate =
+        8 * dim * experts + 8 * tokens * experts + 14 * tokens * dim + 4 * (copies + rows) + 16 * tokens * slots;
+    if (block.sites > 1) gate += copies / slots * (6 * experts + dim) + 8 * copies + sites * experts;
+    if (block.sharded) routed += rows * 2 * width; /* checkpoints are kept whole */
+    if (sharding->weights_on_shards)
+        routed += 8 * of_experts; /* all kernels and their gradients, and one on the shards */
+    if (config->path == ASSAY_MOE_DROPPING) {
+        const double capacity = (double)assay_expert_capacity(routing, config->capacity_factor);
+        routed += 2 * tokens * experts * capacity + 2 * (double)routing->batch * capacity * wide;
+    }
+    if (config->shared_gate) shared += 3 * tokens * dim;
+    /* Beside numbers: structs of each site, and what allocations are rounded up by. */
+    const double bytes = (gate + (routed > shared ? routed : shared)) * (double)sizeof(double) + sites * 4096 + 65536;
+    return bytes < largest ? (int64_t)bytes : (int64_t)largest;
+}
+
+int64_t assay_moe_memory(const assay_moe_config *config)
+{
+    return assay_sharded_moe_memory(config, &one_device);
 }

@@ -290,33 +290,3 @@ assay_shard_sizes assay_shard_sizes_of(const assay_moe_config *config, const ass
     }
     return s;
 }
-
-int64_t assay_sharded_moe_memory(const assay_moe_config *config, const assay_sharding *sharding)
-{
-    const double largest = 0x1p62;
-    const assay_routing_config *routing = &config->routing;
-    const assay_shard_sizes s = assay_shard_sizes_of(config, sharding);
-    const double experts = (double)groups_of(config), per_token = (double)routing->num_experts_per_tok;
-    const double dim = (double)config->emb_dim, width = (double)config->moe_mlp_dim;
-    const double shared = (double)config->shared_mlp_dim;
-    const double tokens = (double)routing->batch * (double)routing->sequence;
-    const double shards = (double)s.shards, chunks = (double)s.chunks;
-    const double routed = shards * (double)s.batch * (double)s.sequence; /* tokens, of one chunk */
-    const double copies = shards * (double)s.copies, rows = shards * (double)s.buffer, most = (double)s.buffer;
-    const double whole = 7 * tokens * dim + 4 * tokens * experts;
-    const double router = chunks * routed * (3 * experts + 6 * per_token + 8) + 2 * routed * experts +
-                          3 * dim * experts + chunks * shards * (double)s.expert_shards * (experts + 8);
-    const double order = chunks * (2 * copies + rows), moved = 2 * routed * dim + copies * dim + rows * dim;
-    const double kept = chunks * rows * (5 * dim + 2 * width + 2);
-    const double parts = s.hidden_shards > 1 ? 2 : 0; /* of rows: of y or dx, and of a checkpoint */
-    const double expert = 9 * dim * (width + 1) + most * (12 * width + (4 + parts) * dim) + 4 * width;
-    const double common = 9 * dim * shared + tokens * (12 * shared + (5 + parts) * dim);
-    /* Beside numbers: structs of each shard, and what allocations are rounded up by. */
-    const double structs = shards * chunks * 4096 + 65536;
-    /* All kernels and their gradients whole, and one of them as it lies on the shards. */
-    const double gathered = sharding->weights_on_shards ? 8 * experts * dim * width : 0;
-    const double experts_run = gathered + moved + kept + expert; /* it is over when the shared expert comes */
-    const double bytes =
-        (whole + router + order + (experts_run > common ? experts_run : common)) * (double)sizeof(double) + structs;
-    return bytes < largest ? (int64_t)bytes : (int64_t)largest;
-}
