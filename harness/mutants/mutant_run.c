@@ -4,6 +4,7 @@
 
 #include "harness/mutants/mutant_run.h"
 #include "harness/mutants/mutants_tensors.h"
+#include "harness/mutants/step_changes.h"
 #include "harness/operations/operands.h"
 #include "harness/plan/candidate_rows.h"
 #include "harness/plan/inputs.h"
@@ -121,7 +122,8 @@ static assay_status run_changed(assay_context *ctx, const assay_trial *t, const 
     assay_context own = *ctx;
     assay_step_change change = mutant->step;
     change.found = applies;
-    change.type = assay_coarser_type(t->profile->storage);
+    const bool stored = change.change % ASSAY_STEP_CHANGE_COUNT == ASSAY_STEP_CHANGE_STORED;
+    change.type = stored ? t->profile->storage : assay_coarser_type(t->profile->storage);
     *applies |= assay_mutant_is_of_step(mutant); /* which is run, in every case that has it */
     if (assay_mutant_changes_steps(mutant)) own.change = &change;
     const assay_status status = assay_evaluate(&own, plan, in, out);

@@ -44,7 +44,8 @@ static void make(const graph *g, int number, int change, const char *name, assay
 static bool is_for_explanations(int change)
 {
     const int kind = change % ASSAY_STEP_CHANGE_COUNT;
-    return kind == ASSAY_STEP_CHANGE_BY_TANH || kind == ASSAY_STEP_CHANGE_STATE_COARSER;
+    return kind == ASSAY_STEP_CHANGE_BY_TANH || kind == ASSAY_STEP_CHANGE_STATE_COARSER ||
+           kind == ASSAY_STEP_CHANGE_STORED;
 }
 
 /* NULL: counts them. */

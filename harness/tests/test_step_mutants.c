@@ -236,8 +236,8 @@ static bool has_derivative(const graph *g, const assay_mutant *mutant)
     const bool quotient = strstr(mutant->name, ":as_div") != NULL;
     if (strstr(mutant->name, "_gradients_apart") != NULL || strstr(mutant->name, "_maximum_detached") != NULL)
         return false;
-    return change < ASSAY_STEP_CHANGE_DETACHED && change != ASSAY_STEP_CHANGE_COARSER && !quotient &&
-           !(spoilt && kind->reads >> GRAPH_READS_OUT != 0);
+    return change < ASSAY_STEP_CHANGE_DETACHED && change != ASSAY_STEP_CHANGE_COARSER &&
+           change != ASSAY_STEP_CHANGE_STORED && !quotient && !(spoilt && kind->reads >> GRAPH_READS_OUT != 0);
 }
 
 TEST(what_flows_back_is_the_derivative)

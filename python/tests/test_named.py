@@ -202,6 +202,32 @@ def test_one_cotangent_for_all(tmp_path):
         case.check(results(case, cross_entropy, lambda c: c[:1].expand_as(c)))
 
 
+SHIFTED = PROGRAM + """
+sizes: {T: 256, D: 64}
+inputs: {x: [T, D]}
+weights: {w: {axes: [D], scale: 0.1}}
+steps: {}
+outputs: {y: 'rms_norm(x, add(w, 1.0))'}
+fused: all
+"""
+
+
+def shifted(x, w, stored=False):
+    s = 1 + w
+    s = s + (s.bfloat16().float() - s).detach() if stored else s
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * s
+
+
+def test_what_a_kernel_keeps_is_rounded(tmp_path):
+    file = tmp_path / "case.yml"
+    file.write_text(SHIFTED)
+    case = assay.case(str(file), precision="bf16")
+    in_bf16 = lambda kernel: {path: value.bfloat16() for path, value in results(case, kernel).items()}
+    case.check(in_bf16(shifted))
+    with pytest.raises(assay.Mismatch, match="known bug step:y.add:stored:"):
+        case.check(in_bf16(lambda x, w: shifted(x, w, stored=True)))
+
+
 ROUTER = """
 case: test/router
 op: routing
