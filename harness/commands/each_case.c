@@ -114,17 +114,15 @@ static assay_status unpack(assay_context *ctx, sharing *s, int i, assay_status s
                            const char *parcel, size_t size)
 {
     outcome *o = &s->outcomes[i];
-    size_t sizes[PARTS] = {0}, left = size - sizeof sizes;
+    size_t sizes[PARTS] = {0}, at = sizeof sizes;
     o->status = status;
-    if (size >= sizeof sizes) memcpy(sizes, parcel, sizeof sizes);
-    const char *at = parcel + sizeof sizes;
-    for (int k = 0; size > sizeof sizes && k < PARTS && sizes[k] <= left; k++) {
+    if (size > at) memcpy(sizes, parcel, sizeof sizes);
+    for (int k = 0; size > sizeof sizes && k < PARTS && sizes[k] <= size - at; k++) {
         void *text = NULL;
         MUST(assay_alloc(ctx, "what a case prints", (int64_t)sizes[k] + 1, 1, &text));
-        o->of[k].text = memcpy(text, at, sizes[k]);
+        o->of[k].text = memcpy(text, parcel + at, sizes[k]);
         o->of[k].size = sizes[k];
         at += sizes[k];
-        left -= sizes[k];
     }
     snprintf(o->message, sizeof o->message, "%s", message);
     s->there[i] = true;

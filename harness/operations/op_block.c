@@ -150,12 +150,13 @@ static assay_status read_given(assay_context *ctx, block_run *m, int t)
     char path[ASSAY_PATH_SIZE];
     const int64_t count = graph_size(&m->g, t);
     path_of(&m->g, t, path);
+    const bool optional = m->g.tensors[t].row.kind == ASSAY_BIAS || strcmp(path, "inputs/segment_ids") == 0;
+    if (optional && !m->in->has(m->in->self, path)) return ASSAY_OK;
     if (m->g.tensors[t].role == GRAPH_INDICES) {
-        MUST(assay_read_whole_i32(ctx, m->in, path, count, &m->indices[t]));
+        MUST(assay_alloc_i32(ctx, path, count, &m->indices[t]));
         m->r.indices[t] = m->indices[t];
-        return ASSAY_OK;
+        return m->in->read_i32(ctx, m->in->self, path, 0, count, m->indices[t]);
     }
-    if (m->g.tensors[t].row.kind == ASSAY_BIAS && !m->in->has(m->in->self, path)) return ASSAY_OK;
     MUST(assay_alloc_f64(ctx, path, count, &m->given[t]));
     MUST(m->in->read(ctx, m->in->self, path, 0, count, m->given[t]));
     graph_lend(&m->r, t, m->given[t]);

@@ -11,7 +11,7 @@ static assay_status add(assay_context *ctx, assay_work *w, const assay_tensor_sp
 {
     if (!assay_role_is_input(spec->role)) return assay_tensor_set_add(ctx, &w->results, spec, NULL);
     if (w->in == NULL) return assay_tensor_set_add(ctx, &w->given, spec, NULL);
-    return w->in->has(w->in->self, spec->path) ? assay_tensor_set_read(ctx, &w->given, spec, w->in) : ASSAY_OK;
+    return assay_tensor_set_read(ctx, &w->given, spec, w->in);
 }
 
 assay_status assay_work_open(assay_context *ctx, assay_work *w, const assay_operation *operation)

@@ -19,9 +19,9 @@
 enum { MOST = 3, MUTANTS = 512 };
 
 typedef struct tally {
-    int named, unknown, wrong, passed, met[MUTANTS];
-    bool
-        seen[MUTANTS]; /* of each mutant: how many cases named it; a structure that the comparer sees by itself, once */
+    int named, unknown, wrong, passed;
+    int met[MUTANTS];   /* of each mutant: how many cases named it */
+    bool seen[MUTANTS]; /* of each structure: whether the comparer has seen it by itself */
 } tally;
 
 /* What the comparer itself says of the first wrong tensor under these mutants, when it says anything (compare/
@@ -96,8 +96,7 @@ static assay_verdict verdict_on(subject *s, const assay_tensor_set *results)
     OWNED_BY(close_reader) assay_fixture_reader *candidate = NULL;
     require(s, assay_trial_reader(&s->t.ctx, results, "candidate", s->trial.profile, &candidate));
     compare(s, candidate, &report);
-    const assay_verdict verdict = report.verdict;
-    return verdict;
+    return report.verdict;
 }
 
 /* The golden's case in low precision, with the golden's choice of experts: the arithmetic of no mutant. Where routing
@@ -110,13 +109,12 @@ static void make_noisy(subject *s)
     for (;; s->emulated = false) {
         bool applies = false;
         assay_context ctx = in_low_precision(s);
-        assay_tensor_set rounded = {0};
+        OWNED_BY(assay_tensor_set_free) assay_tensor_set rounded = {0};
         require(s, assay_tensor_set_copy(&s->t.ctx, &s->t.golden, &s->noisy));
         require(s, assay_mutant_evaluate(&ctx, &s->trial, &none, &s->noisy, &applies));
         require(s, assay_tensor_set_copy(&s->t.ctx, &s->noisy, &rounded));
         trial_round(&rounded, s->trial.profile->storage);
         const assay_verdict verdict = verdict_on(s, &rounded);
-        assay_tensor_set_free(&rounded);
         if (verdict == ASSAY_PASS || !s->emulated) break;
         /* whole steps of a coarse grid, which rounding to nearest does not take, are at times beyond few members' scale
          */
@@ -273,7 +271,7 @@ static void try_mutant(subject *s, const assay_mutant *mutant, bool verbose, tal
 
 /* --- candidates that are wrong in a way that no mutant is --- */
 
-static void add_noise(subject *s, assay_tensor_set *results)
+static bool add_noise(subject *s, assay_tensor_set *results)
 {
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *tensor = &results->items[i];
@@ -285,27 +283,23 @@ static void add_noise(subject *s, assay_tensor_set *results)
             tensor->values[k] += 50 * sqrt(12.0) * uniform * hypot(scale->values[k], unit * tensor->values[k]);
         }
     }
+    return true;
 }
 
-/* Outputs negated, gradients doubled: each a mutant. */
-static void mix_two(subject *s, assay_tensor_set *results)
+/* Outputs negated, gradients doubled: each a mutant. Without gradients the two are one. */
+static bool mix_two(subject *s, assay_tensor_set *results)
 {
+    bool gradients = false;
     (void)s;
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *tensor = &results->items[i];
         const double factor = tensor->spec.role == ASSAY_ROLE_OUTPUT     ? -1.0
                               : tensor->spec.role == ASSAY_ROLE_GRADIENT ? 2.0
                                                                          : 1.0;
+        gradients |= tensor->spec.role == ASSAY_ROLE_GRADIENT;
         for (int64_t k = 0; tensor->values != NULL && k < tensor->count; k++) tensor->values[k] *= factor;
     }
-}
-
-/* Without them the two are one. */
-static bool has_gradients(const assay_tensor_set *results)
-{
-    bool found = false;
-    for (int i = 0; i < results->count; i++) found |= results->items[i].spec.role == ASSAY_ROLE_GRADIENT;
-    return found;
+    return gradients;
 }
 
 /* Weights, or where there are none the first input, of another model. */
@@ -329,7 +323,7 @@ static void try_unknown(subject *s, bool verbose, tally *t)
     static const assay_mutant other = {.name = "other_weights", .change_inputs = other_weights};
     static const struct {
         const char *name;
-        void (*change)(subject *s, assay_tensor_set *results);
+        bool (*change)(subject *s, assay_tensor_set *results);
     } changes[] = {{"noise of 50 deviations", add_noise}, {"two mutants at once", mix_two}};
     for (size_t i = 0; i <= sizeof changes / sizeof *changes; i++) {
         OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
@@ -338,8 +332,7 @@ static void try_unknown(subject *s, bool verbose, tally *t)
             make(s, &other, &results, &applies);
         } else {
             require(s, assay_tensor_set_copy(&s->t.ctx, &s->noisy, &results));
-            applies = changes[i].change != mix_two || has_gradients(&results);
-            changes[i].change(s, &results);
+            applies = changes[i].change(s, &results);
         }
         if (applies)
             judge(s, i == sizeof changes / sizeof *changes ? other.name : changes[i].name, NULL, &results, verbose, t);

@@ -167,12 +167,25 @@ static bool is_alone(const trial *t, const assay_tensor_spec *spec)
     return assay_role_is_result(spec->role) && !beside;
 }
 
+/* An input that is not there stands for nothing, or a line says so. */
+static void check_left_out(trial *t, assay_tensor *left)
+{
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set results = rooms(t);
+    passage p = {.fails = -1};
+    left->written = 0;
+    const bool runs = run(t, 1, &p, &results) == ASSAY_OK;
+    left->written = left->count;
+    if (!runs && strstr(t->ctx.message, left->spec.path) == NULL)
+        fail_msg("%s without %s: %s", t->c->name, left->spec.path, t->ctx.message);
+}
+
 static void check_results_alone(trial *t)
 {
     int count = 0, at = 0;
     for (int i = 0; i < t->golden.count; i++) count += is_alone(t, &t->golden.items[i].spec);
     for (int i = 0; i < t->golden.count; i++) {
         const assay_tensor_spec *spec = &t->golden.items[i].spec;
+        if (assay_role_is_input(spec->role)) check_left_out(t, &t->golden.items[i]);
         if (!is_alone(t, spec)) continue;
         const bool chosen = count <= RESULTS || at * RESULTS / count != (at + 1) * RESULTS / count;
         const passage p = {.only = spec->path, .lends = true, .fails = -1};

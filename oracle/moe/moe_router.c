@@ -45,7 +45,7 @@ static assay_status read_given(assay_context *ctx, moe_block *block)
     router->choice_is_input = in->has(in->self, own);
     if (in->has(in->self, held)) {
         MUST(read_i32(ctx, in, held, choices, &router->given_experts));
-    } else if (router->choice_is_input) {
+    } else if (router->choice_is_input || in->has(in->self, weights)) {
         MUST(read_i32(ctx, in, own, choices, &router->given_experts));
     }
     if (in->has(in->self, weights)) MUST(read_f64(ctx, in, weights, choices, &router->given_weights));
