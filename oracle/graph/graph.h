@@ -229,10 +229,8 @@ int graph_attend(graph *g, const char *axes, const char *lse, int query, int key
 /* A step of a kind whose parameters are graph_general. */
 int graph_step_of(graph *g, const struct graph_kind *kind, const char *axes, const int *in, int in_count,
                   const graph_general *with);
-/* What graph_indices gives, but made by a step of whole numbers. */
+/* What graph_indices gives, but made by a step of whole numbers; of top_k, called by its path, it is a choice. */
 int graph_integers(graph *g, const struct graph_kind *kind, const char *axes, int x);
-/* The indices of the largest numbers along the last axis. Called by its path it is a choice. */
-int graph_top_k(graph *g, const char *axes, int x);
 
 /* h of gate and up, or of both in one tensor (up 0). */
 int graph_glu(graph *g, const char *axes, int gate, int up, const assay_gated_mlp_config *config);

@@ -212,7 +212,7 @@ int graph_stored(graph *g, int x)
 {
     graph_step *step = add_step(g, &graph_kind_order, graph_fused(g, x), 0, 0);
     step->with.general.function = 1;
-    return add_output_like(g, step, "stored", x);
+    return add_output_like(g, step, "rounded", x);
 }
 
 int graph_add(graph *g, int x, int y)
@@ -361,12 +361,6 @@ int graph_integers(graph *g, const graph_kind *kind, const char *axes, int x)
 {
     const int tensor = graph_fused(g, graph_step_of(g, kind, axes, &x, 1, &(graph_general){0}));
     g->tensors[tensor].integers = g->tensors[tensor].constant = true;
-    return tensor;
-}
-
-int graph_top_k(graph *g, const char *axes, int x)
-{
-    const int tensor = graph_integers(g, &graph_kind_top_k, axes, x);
-    g->tensors[tensor].chosen = true;
+    g->tensors[tensor].chosen = kind == &graph_kind_top_k;
     return tensor;
 }

@@ -92,26 +92,15 @@ static int mul(graph *g, const form *of, const assay_program_node *node, const i
     return plain(g, of, node, in);
 }
 
-static int slice(graph *g, const form *of, const assay_program_node *node, const int *in)
+/* A part of an axis, or parts behind each other. */
+static int cut(graph *g, const form *of, const assay_program_node *node, const int *in)
 {
     assay_program_pattern_of p;
     assay_program_pattern(assay_program_axes(node, "axes"), &p);
-    const graph_general with = {.over = {p.in[0][0]}, .first = (int64_t)assay_program_number(node, "first")};
-    return graph_step_of(g, of->kind, node->axes, in, 1, &with);
-}
-
-static int concatenate(graph *g, const form *of, const assay_program_node *node, const int *in)
-{
-    assay_program_pattern_of p;
-    assay_program_pattern(assay_program_axes(node, "axes"), &p);
-    const graph_general with = {.over = {p.out[0]}};
+    const bool joins = of->kind == &graph_kind_concatenate;
+    const graph_general with = {.over = {joins ? p.out[0] : p.in[0][0]},
+                                .first = joins ? 0 : (int64_t)assay_program_number(node, "first")};
     return graph_step_of(g, of->kind, node->axes, in, node->in_count, &with);
-}
-
-static int top_k(graph *g, const form *of, const assay_program_node *node, const int *in)
-{
-    (void)of;
-    return graph_top_k(g, node->axes, in[0]);
 }
 
 static int integers(graph *g, const form *of, const assay_program_node *node, const int *in)
@@ -137,16 +126,12 @@ static void name_codes(graph *g, const assay_program_line *line, int numbers)
     graph_named(g, line->coded[ASSAY_CODED_SCALE], coded[1]);
 }
 
-static int rms_norm(graph *g, const form *of, const assay_program_node *node, const int *in)
+static int norm(graph *g, const form *of, const assay_program_node *node, const int *in)
 {
+    const double epsilon = assay_program_number(node, "epsilon");
     (void)of;
-    return graph_rms_norm(g, in[0], in[1], assay_program_number(node, "epsilon"));
-}
-
-static int layer_norm(graph *g, const form *of, const assay_program_node *node, const int *in)
-{
-    (void)of;
-    return graph_layer_norm(g, in[0], in[1], in[2], assay_program_number(node, "epsilon"));
+    return node->in_count == 2 ? graph_rms_norm(g, in[0], in[1], epsilon)
+                               : graph_layer_norm(g, in[0], in[1], in[2], epsilon);
 }
 
 static int rope(graph *g, const form *of, const assay_program_node *node, const int *in)
