@@ -1,6 +1,7 @@
 #include "harness/plan/sections.h"
 
 #include <math.h>
+#include <string.h>
 
 /* Members by the operations of one run and the elements that it leaves: the first row that holds both. */
 static const struct {
@@ -36,6 +37,11 @@ int assay_ensemble_members(const assay_plan *plan, const assay_precision *precis
     return is_coarse(precision) ? members[row].coarse : members[row].fine;
 }
 
+bool assay_ensemble_keeps(const assay_plan *plan)
+{
+    return strcmp(plan->c->op, "program") == 0;
+}
+
 int assay_ensemble_most_members(const assay_plan *plan)
 {
     int most = 0;
@@ -58,7 +64,7 @@ static bool holds_null(const assay_plan *plan)
 static double bytes_left(const assay_plan *plan)
 {
     double bytes = 0, largest = 0;
-    const int floats = assay_ensemble_most_members(plan) + holds_null(plan);
+    const int floats = assay_ensemble_most_members(plan) + holds_null(plan) + assay_ensemble_keeps(plan);
     for (int i = 0; plan->precision_count > 0 && i < plan->spec_count; i++) {
         if (!assay_has_error_scale(&plan->specs[i])) continue;
         const double count = (double)assay_shape_count(&plan->specs[i].shape);

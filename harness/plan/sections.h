@@ -11,6 +11,9 @@ enum { ASSAY_MOST_MEMBERS = 64 };
 
 /* How many runs the ensemble of that precision has: as many as cost little. The case and the profile alone decide it. */
 int assay_ensemble_members(const assay_plan *plan, const assay_precision *precision);
+/* Whether as many run once more that store nothing between steps, where storage is coarser than float32: one kernel may have all
+ * the steps of a program. */
+bool assay_ensemble_keeps(const assay_plan *plan);
 int assay_ensemble_most_members(const assay_plan *plan); /* of the plan's precisions */
 
 /* Bytes that the ensemble takes beside the operation. */

@@ -19,9 +19,8 @@ static bool wants_null(const assay_ensemble *e)
 {
     bool wanted = false;
     const assay_tensor_list *list = &e->plan->list;
-    for (int i = 0; !wanted && i < list->count; i++) {
+    for (int i = 0; !wanted && i < list->count; i++)
         wanted = assay_has_error_scale(&list->entries[i].spec) && assay_null_is_wanted(e, list->entries[i].spec.path);
-    }
     return wanted && !assay_plan_is_exact(e->plan);
 }
 
@@ -84,8 +83,8 @@ static assay_status write_scales(assay_context *ctx, const assay_ensemble *e, as
     assay_error_model_scale(ctx, model, values);
     if (members > 1 && t->count > 0) model->tails = tail_factor(ctx, e, t, p, members, values);
     for (int64_t i = 0; i < t->count; i++) {
-        const double least = values[i] > 0 ? t->least * fabs(t->golden[i]) : 0;
-        values[i] = isfinite(t->golden[i]) ? fmax(model->tails * values[i], least) : 0;
+        const double least = values[i] > 0 ? t->least * fabs(t->golden[i]) : 0, kept = t->kept == NULL ? 0 : t->kept[i];
+        values[i] = isfinite(t->golden[i]) ? fmax(fmax(model->tails * values[i], kept), least) : 0;
     }
     assay_path_at(ASSAY_ROLE_ERROR_SCALE, e->plan->precisions[p].name, t->spec->path, path);
     MUST(assay_write_result(ctx, e->out, path, t->count, values));
@@ -121,9 +120,8 @@ static assay_status draw_unmoved(assay_context *ctx, assay_ensemble *e, const as
     if (e->spread.count == 0) return ASSAY_OK;
     assay_tensor_set_free(&e->spread);
     MUST(assay_ensemble_run_members(ctx, e, member, members));
-    for (int i = 0; i < e->golden.count; i++) {
+    for (int i = 0; i < e->golden.count; i++)
         if (e->tensors[i].null != NULL) MUST(assay_null_draw_beside(ctx, e, &e->tensors[i], p, members));
-    }
     return ASSAY_OK;
 }
 
@@ -160,11 +158,32 @@ static assay_status require_finite(assay_context *ctx, const assay_ensemble *e, 
     return ASSAY_OK;
 }
 
+/* What is stored between steps may be exact there, as a probability of 1 is, where a kernel that has all steps in one errs: so each
+ * element has the larger scale of both. */
+static assay_status draw_kept(assay_context *ctx, assay_ensemble *e, const assay_precision *precision)
+{
+    const bool narrow = precision->storage > ASSAY_FLOAT32_RMS;
+    const int members = narrow ? assay_ensemble_members(e->plan, precision) : 0; /* 0: no error */
+    const assay_member member = {.precision = precision, .keeps = true};
+    if (!assay_ensemble_keeps(e->plan)) return ASSAY_OK;
+    MUST(assay_ensemble_run_members(ctx, e, &member, members));
+    for (int k = 0; k < e->golden.count; k++) {
+        const assay_scaled *t = &e->tensors[k];
+        OWNED double *values = NULL;
+        MUST(assay_alloc_f64(ctx, "error scale", t->count, &values));
+        add_squares(ctx, t, members, values);
+        if (members > 0) MUST(assay_ensemble_smooth(ctx, &t->spec->shape, members, values));
+        for (int64_t i = 0; i < t->count; i++) t->kept[i] = (float)values[i];
+    }
+    return ASSAY_OK;
+}
+
 static assay_status evaluate_precision(assay_context *ctx, assay_ensemble *e, int p, bool null)
 {
     assay_member member = {.precision = &e->plan->precisions[p]};
     const int members = assay_ensemble_members(e->plan, member.precision);
     MUST(draw_spread(ctx, e, member.precision));
+    MUST(draw_kept(ctx, e, member.precision));
     MUST(assay_ensemble_run_members(ctx, e, &member, members));
     for (int i = 0; i < e->golden.count; i++) {
         /* Of one stage there are few roundings, and a few draws of them may all come out the same; where a result is far

@@ -20,6 +20,7 @@ typedef struct assay_scaled {
     int64_t written; /* elements so far in this run */
     const double *golden;
     float *errors;          /* [members, count]; NAN: the result is not finite; infinity: float32 has no room */
+    float *kept;            /* [count], error scales of members that store nothing; NULL: there are none */
     float *scale;           /* [count], of the precision at hand; NULL where there is no null distribution */
     double least;           /* the least error scale but 0, relative to the golden value */
     assay_null_draws *null; /* NULL when no null distribution is wanted */
@@ -65,6 +66,7 @@ assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e);
 typedef struct assay_member {
     const assay_precision *precision;
     int number;
+    bool keeps;   /* nothing is stored between steps */
     bool nearest; /* every rounding to nearest, and no other errors */
     bool exact;   /* after what is given was rounded: no errors at all */
 } assay_member;

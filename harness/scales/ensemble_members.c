@@ -98,9 +98,7 @@ static assay_status check_complete(assay_context *ctx, const assay_ensemble *e)
 {
     for (int i = 0; i < e->golden.count; i++) {
         const assay_scaled *t = &e->tensors[i];
-        if (t->written != t->count) {
-            return assay_fail(ctx, ASSAY_INTERNAL, "%s was not written in full", t->spec->path);
-        }
+        if (t->written != t->count) return assay_fail(ctx, ASSAY_INTERNAL, "%s was not written in full", t->spec->path);
     }
     return ASSAY_OK;
 }
@@ -147,6 +145,8 @@ assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const ass
     assay_emulation emulation = assay_ensemble_member(plan, member->precision, "ensemble", member->number);
     assay_context emulated = *ctx;
     emulation.nearest = member->nearest;
+    if (member->keeps) emulation.storage = ASSAY_FLOAT32;
+    if (member->keeps) emulation.precision.given = ASSAY_FLOAT64; /* what is given is rounded in products alone */
     if (!member->exact) emulated.arithmetic = &assay_arithmetic_emulated;
     emulated.emulation = &emulation;
     e->slot = member->nearest ? 0 : member->number;

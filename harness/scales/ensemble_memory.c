@@ -30,6 +30,7 @@ static assay_status alloc_null(assay_context *ctx, assay_scaled *t)
 static assay_status alloc_errors(assay_context *ctx, const assay_plan *plan, assay_scaled *t)
 {
     const int members = assay_ensemble_most_members(plan), slots = members > 0 ? members : 1; /* of a run to nearest */
+    if (assay_ensemble_keeps(plan)) MUST(assay_alloc(ctx, "error scale", t->count, sizeof *t->kept, &t->kept));
     return assay_alloc(ctx, "errors of an ensemble", t->count, (size_t)slots * sizeof *t->errors, &t->errors);
 }
 
@@ -68,6 +69,7 @@ assay_status assay_ensemble_read_inputs(assay_context *ctx, assay_ensemble *e)
 static void release_tensor(assay_scaled *t)
 {
     free(t->scale);
+    free(t->kept);
     free(t->null);
     free(t->errors);
 }

@@ -60,9 +60,8 @@ static double sum_of(int64_t count, const double *x)
 {
     double sums[LANES] = {0}, sum = 0;
     int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) {
+    for (; i + LANES <= count; i += LANES)
         for (int lane = 0; lane < LANES; lane++) sums[lane] += x[i + lane];
-    }
     for (; i < count; i++) sum += x[i];
     for (int lane = 0; lane < LANES; lane++) sum += sums[lane];
     return sum;
@@ -95,9 +94,8 @@ double assay_per(double x)
 static void fit_rows(const assay_context *ctx, const view *v, int members, const double *values)
 {
 #pragma omp parallel for num_threads(ctx->threads) if (v->blocks * v->rows * v->columns >= SHARED)
-    for (int64_t row = 0; row < v->blocks * v->rows; row++) {
+    for (int64_t row = 0; row < v->blocks * v->rows; row++)
         v->of_row[row] = mean_of_row(v->columns, values + row * v->columns, v->per_column + row / v->rows * v->columns);
-    }
     for (int64_t block = 0; block < v->blocks; block++) {
         assay_steady(v->of_row + block * v->rows, v->rows, v->columns * members);
     }
@@ -225,9 +223,8 @@ assay_status assay_error_model_fit(assay_context *ctx, const assay_shape *shape,
     model->count = views_of(shape, model->views);
     const int64_t elements = model->views[0].rows * model->views[0].columns;
     if (elements == 0) return ASSAY_OK;
-    for (int i = 0; i < model->count; i++) {
+    for (int i = 0; i < model->count; i++)
         factors += model->views[i].blocks * (model->views[i].rows + 2 * model->views[i].columns);
-    }
     MUST(assay_alloc_f64(ctx, "factors of error scales", factors, &model->memory));
     double *next = model->memory;
     for (int i = 0; i < model->count; i++) {

@@ -12,9 +12,8 @@ enum { PIECE = 1 << 14 };
 static bool changes(assay_dtype type, int64_t count, const double *values)
 {
     bool any = false;
-    for (int64_t i = 0; i < count && !any; i++) {
+    for (int64_t i = 0; i < count && !any; i++)
         any = !isnan(values[i]) && assay_dtype_round(type, values[i], false) != values[i];
-    }
     return any;
 }
 

@@ -157,9 +157,8 @@ assay_status assay_leave_one_out_start(assay_context *ctx, const assay_error_mod
     held->of_column = held->memory + members * rows;
     for (int64_t i = 0; i < columns; i++) v->per_column[i] = assay_per(v->of_column[i]);
 #pragma omp parallel for num_threads(ctx->threads)
-    for (int m = 0; m < members; m++) {
+    for (int m = 0; m < members; m++)
         own_factors(ctx->isa, v, errors + m * count, held->of_row + m * rows, held->of_column + m * columns);
-    }
     sum_others(members, rows, held->of_row);
     sum_others(members, columns, held->of_column);
     for (int64_t part = 0; part < members * v->blocks; part++) {

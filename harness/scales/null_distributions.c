@@ -45,9 +45,8 @@ typedef struct passes {
 static assay_status start(assay_context *ctx, const assay_scaled *t, const forms *f, passes *pass)
 {
     const double unit = assay_dtype_unit_roundoff(f->storage), tiny = 0.5 * assay_dtype_least_subnormal(f->storage);
-    for (int form = 0; form < f->count; form++) {
+    for (int form = 0; form < f->count; form++)
         MUST(assay_statistics_start(ctx, &t->spec->shape, unit, tiny, &pass->form[form]));
-    }
     return ASSAY_OK;
 }
 
@@ -206,9 +205,8 @@ static assay_status draw(assay_context *ctx, const assay_scaled *t, const forms 
     assay_status status;
     passes pass[ASSAY_MOST_MEMBERS] = {0};
     for (int m = 0; m < members; m++) TRY(start(ctx, t, f, &pass[m]));
-    for (int m = 0; m < members; m++) {
+    for (int m = 0; m < members; m++)
         for (int form = 0; form < f->count; form++) TRY(assay_statistics_keep_slices(ctx, &pass[m].form[form]));
-    }
     const int workers = ctx->threads < members ? ctx->threads : members;
 #pragma omp parallel for num_threads(workers)
     for (int worker = 0; worker < workers; worker++) add_members(t, f, worker, workers, members, held, pass);

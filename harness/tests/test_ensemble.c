@@ -217,9 +217,8 @@ TEST_WITH(test_results_and_scales, trial_setup, trial_teardown)
     assert_int_equal(told.runs, 1 + 64 + 16);
     assert_int_equal(told.emulated, 64 + 16);
     assert_int_equal(told.replayed, told.emulated);
-    for (int i = 0; i < told.emulated; i++) {
+    for (int i = 0; i < told.emulated; i++)
         for (int j = 0; j < i; j++) assert_true(told.seeds[i] != told.seeds[j]);
-    }
     assert_int_equal(t->results.set.count, 5 + 2 * 3);
     assert_same_bits(result(t, "routing/margin", TOKENS), assay_tensor_set_find(&plain.set, "routing/margin")->values,
                      TOKENS);

@@ -93,9 +93,8 @@ TEST(test_columns_of_each_expert)
     OWNED double *sigma = numbers(EXPERTS * ROWS * COLUMNS);
     for (int64_t expert = 0; expert < EXPERTS; expert++) {
         OWNED double *rows = factors(&seed, ROWS, 0.5, 5), *columns = factors(&seed, COLUMNS, 0.7, 20);
-        for (int64_t i = 0; i < ROWS * COLUMNS; i++) {
+        for (int64_t i = 0; i < ROWS * COLUMNS; i++)
             sigma[expert * ROWS * COLUMNS + i] = ldexp(rows[i / COLUMNS] * columns[i % COLUMNS], (int)expert * 2);
-        }
     }
     check(&(assay_shape){3, {EXPERTS, ROWS, COLUMNS}}, sigma, 8, 0.63, 2.02);
 }

@@ -10,22 +10,16 @@
 
 TEST_LABELS(slow);
 
-/* What storing the result itself may lose. */
-static double stored_off(const assay_profile *profile, double value)
-{
-    return fmax(assay_dtype_unit_roundoff(profile->storage) * fabs(value),
-                assay_dtype_least_subnormal(profile->storage) / 2);
-}
-
 /* The RMS of error over deviation, the rounding of the result included; fails beyond the threshold of an element. */
 static double ratio_of(const assay_tensor *golden, const assay_tensor *candidate, const assay_tensor *sigma,
                        const assay_profile *profile)
 {
     const double quantile = assay_thresholds_of(1e-6, golden->count, 1, 0).element;
-    double squares = 0;
-    int64_t scaled = 0;
+    const double unit = assay_dtype_unit_roundoff(profile->storage);
+    const double half = assay_dtype_least_subnormal(profile->storage) / 2;
+    double squares = 0, scaled = 0;
     for (int64_t i = 0; i < golden->count; i++) {
-        const double value = golden->values[i], scale = sigma->values[i], rounding = stored_off(profile, value);
+        const double value = golden->values[i], scale = sigma->values[i], rounding = fmax(unit * fabs(value), half);
         if (!isfinite(value)) {
             assert_true(value == candidate->values[i] && scale == 0);
             continue;
@@ -38,7 +32,7 @@ static double ratio_of(const assay_tensor *golden, const assay_tensor *candidate
         squares += error * error / (scale * scale + rounding * rounding / 3);
         scaled++;
     }
-    return scaled > 0 ? sqrt(squares / (double)scaled) : NAN;
+    return scaled > 0 ? sqrt(squares / scaled) : NAN;
 }
 
 static void run(trial *t, const assay_arithmetic *arithmetic, const assay_emulation *emulation,
@@ -92,8 +86,7 @@ static void check(assay_case *c, double most, const double least[2], bool wide)
     trial_evaluate(&t, c, NULL);
     for (int p = 0; p < t.plan.precision_count; p++) {
         const assay_profile *profile = assay_profile_by_name(t.plan.precisions[p].name);
-        const bool float32 = profile->storage == ASSAY_FLOAT32;
-        check_nearest(&t, profile, float32 ? least[1] : wide ? 0.1 : least[0], most);
+        check_nearest(&t, profile, profile->storage == ASSAY_FLOAT32 ? least[1] : wide ? 0.1 : least[0], most);
     }
 }
 
@@ -104,28 +97,42 @@ static void check(assay_case *c, double most, const double least[2], bool wide)
 /* Roundings that scales must have: the harmonic mean of those of a tensor. */
 TEST(test_roundings)
 {
-#define PROGRAM "{case: a, op: program, dtype: float32, seed: 1, "
+#define PROGRAM "{case: a, op: program, dtype: float32, seed: 1, profiles: "
     static const struct {
         const char *text, *path;
         double least;
     } table[] = {
         /* a large bias makes a large sum, whose rounding a softmax of all experts keeps */
         {"{case: a, op: moe, model: {decoder_block: gpt_oss, base_emb_dim: 1, base_moe_mlp_dim: 1, num_experts: 4, "
-         "num_experts_per_tok: 4, routed_bias: true, norm_topk_prob: true, fused_moe_func: true, "
-         "mlp_activations_limit: 7, "
-         "mlp_activations: [sigmoid, linear]}, batch: 2, sequence: 2, inputs: {weights/gate/bias: {scale: 0.14, mean: "
-         "34.5}}, "
-         "gradients: [none], profiles: [bf16]}",
+         "num_experts_per_tok: 4, routed_bias: true, norm_topk_prob: true, fused_moe_func: true, mlp_activations_limit:"
+         " 7, mlp_activations: [sigmoid, linear]}, batch: 2, sequence: 2, inputs: {weights/gate/bias: {scale: 0.14, "
+         "mean: 34.5}}, gradients: [none], profiles: [bf16]}",
          "error_scale/bf16/routing/weights", 1e-7},
         /* three numbers of the size of x in exp2(x log2e - lse log2e) */
-        {PROGRAM
-         "profiles: [f32], sizes: {T: 256, E: 2}, inputs: {x: {axes: [T, E], scale: 0.5}, z: {axes: [E], values: "
-         "[40, 20]}}, outputs: {p: 'max(softmax(add(x, z), over=\"E\"), over=\"E\")'}}",
+        {PROGRAM "[f32], sizes: {T: 256, E: 2}, inputs: {x: {axes: [T, E], scale: 0.5}, z: {axes: [E], values: [40, "
+                 "20]}}, outputs: {p: 'max(softmax(add(x, z), over=\"E\"), over=\"E\")'}}",
          "error_scale/f32/outputs/p", 40 * 0x1p-24 * 0.6},
         /* large scores that the backward computes again, in another order */
-        {PROGRAM "profiles: [f32], sizes: {B: 8, S: 1, N: 1, H: 64}, inputs: {q: {axes: [B, S, N, H], scale: 30.0}, k: "
-                 "[B, S, N, H], v: [B, S, N, H]}, outputs: {y: 'attention(q, k, v)'}}",
-         "error_scale/f32/gradients/inputs/v", 1e-6}};
+        {PROGRAM "[f32], sizes: {B: 8, S: 1, N: 1, H: 64}, inputs: {q: {axes: [B, S, N, H], scale: 30.0}, k: [B, S, N, "
+                 "H], v: [B, S, N, H]}, outputs: {y: 'attention(q, k, v)'}}",
+         "error_scale/f32/gradients/inputs/v", 1e-6},
+        /* ds times the scale, among the smallest numbers of float16 */
+        {PROGRAM "[f16], sizes: {B: 1, S: 8, N: 2, H: 64}, inputs: {q: [B, S, N, H], k: [B, S, N, H], v: [B, S, N, H], "
+                 "cotangents/y: {scale: 1.0e-5}}, outputs: {y: 'attention(q, k, v)'}}",
+         "error_scale/f16/gradients/inputs/k", 2e-8},
+        /* a sigmoid that is stored is 1 */
+        {PROGRAM "[bf16], sizes: {T: 1}, inputs: {x: {axes: [T], values: [20]}}, outputs: {y: 'sub(1, sigmoid(x))'}}",
+         "error_scale/bf16/outputs/y", 0x1p-24},
+        /* what cancels at float64, of which members may all have drawn no error */
+        {"{case: a, op: program, seed: 5805, profiles: [f64], sizes: {T: 3, D: 26, E: 13, K: 2}, inputs: {x: {axes: "
+         "[T, "
+         "D], scale: 10.0}}, weights: {gate: [D, E]}, steps: {z: 'product(\"TD,DE->TE\", x, gate)', i: "
+         "'top_k(\"E->K\", z)', c: 'pick(softmax(z, over=\"E\"), i)'}, outputs: {w: 'div(c, sum(c, over=\"K\"))'}}",
+         "error_scale/f64/gradients/inputs/x", 1e-18},
+        /* gates that no number of float16 is have no logarithm: a run that took it would overflow */
+        {PROGRAM "[f16], fused: all, sizes: {T: 2, F: 1}, inputs: {x: {axes: [T, F], values: [-30, -30]}, b: [T, F]}, "
+                 "outputs: {y: 'linear_scan(sigmoid(x), b, over=\"T\")'}}",
+         "error_scale/f16/gradients/inputs/x", 1e-30}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         OWNED_BY(trial_close) trial t;
         double sum = 0;

@@ -14,9 +14,8 @@ static const assay_shape shape = {3, {BATCH, ROWS, COLUMNS}};
 static double normal(const char *stream, int64_t number)
 {
     double sum = 0;
-    for (int64_t i = 0; i < 12; i++) {
+    for (int64_t i = 0; i < 12; i++)
         sum += ldexp((double)(assay_random_bits(3, stream, (uint64_t)(12 * number + i)) >> 11), -53) - 0.5;
-    }
     return sum;
 }
 
@@ -88,24 +87,21 @@ TEST(test_like_an_ensemble_of_the_others)
     static draw *const draws[] = {by_itself, with_its_row, with_its_column, with_all};
     for (size_t form = 0; form < sizeof draws / sizeof *draws; form++) {
         double against_whole = 0, against_others = 0;
-        for (int m = 0; m < MEMBERS; m++) {
+        for (int m = 0; m < MEMBERS; m++)
             for (int64_t i = 0; i < COUNT; i++) t.errors[m][i] = (float)(sigma_of(i) * draws[form](m, i));
-        }
         for (int out = 0; out < MEMBERS; out++) {
             evaluate(&t, out);
             for (int64_t i = 0; i < COUNT; i++) {
                 const double ratio = t.held[i] / t.others[i], error = t.errors[out][i];
-                if (!(ratio > 0.9 && ratio < 1.11)) {
+                if (!(ratio > 0.9 && ratio < 1.11))
                     fail_msg("form %zu, member %d, element %lld: %g", form, out, (long long)i, ratio);
-                }
                 against_whole += error * error / (t.whole[i] * t.whole[i]) / (MEMBERS * COUNT);
                 against_others += error * error / (t.held[i] * t.held[i]) / (MEMBERS * COUNT);
             }
         }
         /* squares over a mean of their own are 1 on average; over that of 7 others 1.4, if all err as one */
-        if (!(against_whole < 1.001 && against_others > 1.05 && against_others < 1.6)) {
+        if (!(against_whole < 1.001 && against_others > 1.05 && against_others < 1.6))
             fail_msg("form %zu: mean squares %g and %g", form, against_whole, against_others);
-        }
     }
 }
 

@@ -207,9 +207,8 @@ TEST_IN_FOLDER_WITH_CONTEXT(wrong_ones_are_found)
                 assert_int_not_equal(r->verdict, ASSAY_FAIL);
                 continue;
             }
-            if (r->verdict != ASSAY_FAIL || strstr(r->message, wrongs[i].says) == NULL) {
+            if (r->verdict != ASSAY_FAIL || strstr(r->message, wrongs[i].says) == NULL)
                 fail_msg("%zu: %s", i, r->message);
-            }
             assert_int_equal(r->wrong_elements + r->wrong_rows, 0);
             assert_true(r->finding >= ASSAY_FINDING_SIZE && r->finding <= ASSAY_FINDING_TOWARD_ZERO);
         }

@@ -13,9 +13,8 @@ enum { ARITHMETIC_COUNT = sizeof arithmetics / sizeof *arithmetics, ISA_COUNT = 
 
 const assay_arithmetic *assay_arithmetic_by_name(const char *name)
 {
-    for (int i = 0; i < ARITHMETIC_COUNT; i++) {
+    for (int i = 0; i < ARITHMETIC_COUNT; i++)
         if (strcmp(arithmetics[i]->name, name) == 0) return arithmetics[i];
-    }
     return NULL;
 }
 
@@ -160,9 +159,8 @@ assay_status assay_isa_from_environment(assay_context *ctx)
 {
     const char *name = getenv("ASSAY_ISA");
     if (name == NULL || name[0] == '\0') return ASSAY_OK;
-    if (!assay_isa_from_name(name, &ctx->isa)) {
+    if (!assay_isa_from_name(name, &ctx->isa))
         return assay_fail(ctx, ASSAY_BAD_INPUT, "ASSAY_ISA is \"%s\", expected scalar, avx2 or avx512", name);
-    }
     if (!assay_isa_supported(ctx->isa)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "ASSAY_ISA is %s, which this processor does not have", name);
     }

@@ -106,9 +106,8 @@ static void round_all(const assay_context *ctx, const emulated_rounder *r, int64
         return;
     }
 #pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t first = 0; first < count; first += EMULATED_CHUNK) {
+    for (int64_t first = 0; first < count; first += EMULATED_CHUNK)
         round_some(ctx, r, emulated_smaller(EMULATED_CHUNK, count - first), values + first);
-    }
 }
 
 void emulated_round_narrow_sums(const assay_context *ctx, int64_t count, double *sums)
@@ -167,9 +166,8 @@ static bool is_on_grid(const assay_context *ctx, const emulated_grid *g, const e
     bool off = o->rows > 0 && !loops->are_on_grid(g, o->columns, o->values);
     if (off) return false;
 #pragma omp parallel for num_threads(ctx->threads) reduction(|| : off) if (o->rows * o->columns >= EMULATED_SHARED)
-    for (int64_t row = 1; row < o->rows; row++) {
+    for (int64_t row = 1; row < o->rows; row++)
         off = off || !loops->are_on_grid(g, o->columns, o->values + row * o->ld);
-    }
     return !off;
 }
 
@@ -179,9 +177,8 @@ assay_status emulated_round_operand(assay_context *ctx, const emulated_rounder *
     if (is_on_grid(ctx, &r->grid, o)) return ASSAY_OK;
     MUST(assay_alloc_f64(ctx, "operand of an emulated product", o->rows * o->columns, copy));
 #pragma omp parallel for num_threads(ctx->threads) if (o->rows * o->columns >= EMULATED_SHARED)
-    for (int64_t row = 0; row < o->rows; row++) {
+    for (int64_t row = 0; row < o->rows; row++)
         loops->round(r, o->columns, o->values + row * o->ld, *copy + row * o->columns);
-    }
     o->values = *copy;
     o->ld = o->columns;
     return ASSAY_OK;

@@ -87,17 +87,15 @@ static double square_of_terms(const assay_matmul_args *args, int64_t i, int64_t 
 
 static bool is_row_of_zeros(const assay_matmul_args *args, int64_t i)
 {
-    for (int64_t l = 0; l < args->k; l++) {
+    for (int64_t l = 0; l < args->k; l++)
         if (of_a_at(args, i, l) != 0) return false;
-    }
     return true;
 }
 
 static bool is_column_of_zeros(const assay_matmul_args *args, int64_t j)
 {
-    for (int64_t l = 0; l < args->k; l++) {
+    for (int64_t l = 0; l < args->k; l++)
         if (of_b_at(args, l, j) != 0) return false;
-    }
     return true;
 }
 
@@ -169,8 +167,7 @@ assay_status emulated_add_sum_errors(assay_context *ctx, const assay_matmul_args
     (args->transpose_a ? column_roots : row_roots)(ctx, &a, of_a);
     (args->transpose_b ? row_roots : column_roots)(ctx, &b, of_b);
 #pragma omp parallel for num_threads(ctx->threads) if (args->m * args->n >= EMULATED_SHARED)
-    for (int64_t i = 0; i < args->m; i++) {
+    for (int64_t i = 0; i < args->m; i++)
         loops->add_sum_error(&errors, key, args->n, args->c + i * args->ldc, of_a[i], of_b);
-    }
     return emulated_move_cancelled(ctx, args, &errors);
 }

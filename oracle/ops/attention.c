@@ -41,9 +41,8 @@ static int64_t first_not_finite(int64_t count, const double *values)
 {
     bool finite = true;
     for (int64_t i = 0; i < count; i++) finite &= fabs(values[i]) <= DBL_MAX;
-    for (int64_t i = 0; !finite && i < count; i++) {
+    for (int64_t i = 0; !finite && i < count; i++)
         if (!isfinite(values[i])) return i;
-    }
     return count;
 }
 

@@ -28,9 +28,8 @@ static void sort_row(int32_t *tokens, int32_t *starts, const int32_t *ids, const
         for (int64_t i = 0; i < first && !known; i++) known = ids == NULL || ids[i] == ids[first];
         if (known) continue;
         starts[segments++] = count;
-        for (int64_t i = first; i < length; i++) {
+        for (int64_t i = first; i < length; i++)
             if (ids == NULL || ids[i] == ids[first]) tokens[count++] = (int32_t)i;
-        }
     }
     starts[segments++] = count;
     if (segments <= length) starts[segments] = -1;

@@ -43,9 +43,8 @@ const assay_cache_format *assay_cache_format_by_name(const char *name)
 #undef X
     };
     if (strcmp(name, assay_cache_format_names[0]) == 0) return formats;
-    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
         if (strcmp(name, formats[i].block.name) == 0) return &formats[i];
-    }
     return NULL;
 }
 

@@ -55,9 +55,8 @@ assay_status assay_decode_check(assay_context *ctx, const assay_decode_config *c
     int64_t count = 0;
     MUST(check_sizes(ctx, c));
     MUST(assay_attention_check(ctx, &attention));
-    if (!(c->scale > 0) || !isfinite(c->scale)) {
+    if (!(c->scale > 0) || !isfinite(c->scale))
         return assay_fail(ctx, ASSAY_BAD_INPUT, "query_pre_attn_scalar is %g, expected a number above 0", c->scale);
-    }
     if (c->topk > 0 && c->pages > INT32_MAX / c->stride)
         return assay_fail(ctx, ASSAY_BAD_INPUT, "the cache has more than 2^31 rows, expected what indices may name");
     MUST(assay_checked_count(ctx, "cache", 4, (int64_t[]){c->pages, c->stride, c->kv_heads, c->width}, &count));
@@ -119,9 +118,8 @@ static void fill_blind(const assay_context *ctx, const assay_decode_config *c, d
     bool blind = false;
     for (int64_t row = 0; row < c->batch * c->sequence * c->heads; row++) blind |= isinf(lse[row]);
     if (!blind || !assay_step_is_changed(ctx, "blind rows", NULL)) return;
-    for (int64_t row = 0; row < c->batch * c->sequence * c->heads; row++) {
+    for (int64_t row = 0; row < c->batch * c->sequence * c->heads; row++)
         for (int64_t d = 0; d < wide && isinf(lse[decode_place_of_lse(c, row)]); d++) out[row * wide + d] = NAN;
-    }
 }
 
 /* The last part, whose heads lie half as far apart again, as a mutant reads it that thinks they do not. */

@@ -27,9 +27,8 @@ static assay_status check_indices(assay_context *ctx, const assay_gmm_config *co
 {
     for (int64_t row = 0; row < config->dims.m; row++) {
         const int32_t group = index[row], before = row % config->alignment > 0 ? index[row - 1] : group;
-        if (group < -1 || group >= config->dims.groups) {
+        if (group < -1 || group >= config->dims.groups)
             return refuse_range(ctx, config, row, group, -1, config->dims.groups - 1, "");
-        }
         if (group == before || group == -1) continue;
         return refuse(ctx, config, row, group,
                       before == -1 ? "-1: it lies behind padding in its aligned block"
@@ -77,9 +76,8 @@ assay_status assay_gmm_find_rows(assay_context *ctx, const assay_gmm_config *con
     for (int64_t g = 0; g < config->dims.groups; g++) {
         const int64_t before = found;
         if (!contiguous) MUST(find_range(ctx, config, index, g, &first, &end));
-        for (int64_t row = contiguous ? 0 : first; row < (contiguous ? config->dims.m : end); row++) {
+        for (int64_t row = contiguous ? 0 : first; row < (contiguous ? config->dims.m : end); row++)
             if (!contiguous || index[row] == g) places[found++] = row;
-        }
         group_sizes[g] = (int32_t)(found - before);
     }
     *rows = found;
@@ -88,16 +86,14 @@ assay_status assay_gmm_find_rows(assay_context *ctx, const assay_gmm_config *con
 
 void assay_gmm_pack(double *packed, const double *spread, int64_t width, const int64_t *places, int64_t rows)
 {
-    for (int64_t row = 0; row < rows; row++) {
+    for (int64_t row = 0; row < rows; row++)
         memcpy(packed + row * width, spread + places[row] * width, (size_t)width * sizeof *packed);
-    }
 }
 
 void assay_gmm_scatter(double *spread, int64_t count, const double *packed, int64_t width, const int64_t *places,
                        int64_t rows)
 {
     memset(spread, 0, (size_t)(count * width) * sizeof *spread);
-    for (int64_t row = 0; row < rows; row++) {
+    for (int64_t row = 0; row < rows; row++)
         memcpy(spread + places[row] * width, packed + row * width, (size_t)width * sizeof *spread);
-    }
 }

@@ -42,9 +42,8 @@ enum { RECIPES = sizeof recipes / sizeof *recipes };
 
 const assay_quant_recipe *assay_quant_recipe_by_name(const char *name)
 {
-    for (int i = 0; i < RECIPES; i++) {
+    for (int i = 0; i < RECIPES; i++)
         if (strcmp(recipes[i].name, name) == 0) return &recipes[i];
-    }
     return NULL;
 }
 

@@ -199,9 +199,8 @@ static void quantize_row(const assay_quantize_config *c, int64_t count, const sc
         if (c->ties_down) y[j] = copysign(nextafter(fabs(y[j]), 0), y[j]); /* what is no tie is rounded as before */
     }
     assay_dtype_encode(c->format->element, count, y, codes);
-    for (int64_t j = 0; j < count; j++) {
+    for (int64_t j = 0; j < count; j++)
         if (!c->negative_zero && codes[j] == sign) codes[j] = 0;
-    }
 }
 
 /* All blocks of `format->rows` rows. */

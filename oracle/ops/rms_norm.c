@@ -123,8 +123,7 @@ void assay_rms_norm_backward(const assay_context *ctx, double *dx, double *dscal
     }
     if (dscale != NULL) {
 #pragma omp parallel for num_threads(ctx->threads)
-        for (int64_t first = 0; first < dim; first += BLOCK) {
+        for (int64_t first = 0; first < dim; first += BLOCK)
             scale_gradient(ctx, dscale, dy, x, rstd, rows, dim, first, block_size(dim, first));
-        }
     }
 }

@@ -76,9 +76,8 @@ static void rounded_add(const assay_context *ctx, int64_t count, double factor, 
             if (exact) sums[i] = 0; /* which stays */
         }
         assay_round(ctx, ASSAY_ROUND_ACCUMULATE, length, sums);
-        for (int64_t i = 0; i < length; i++) {
+        for (int64_t i = 0; i < length; i++)
             if (sums[i] != 0) sum[i] = sums[i];
-        }
     }
 }
 
@@ -107,9 +106,8 @@ static void round_columns(const assay_context *ctx, double *sums, int64_t rows, 
         for (int64_t i = 0; i < count; i++) squares[i] = fma(values[row * ld + i], values[row * ld + i], squares[i]);
     memcpy(rounded, sums, (size_t)count * sizeof *sums);
     assay_round_terms(ctx, rows, count, squares, rounded);
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count; i++)
         if (sums[i] * sums[i] != squares[i]) sums[i] = rounded[i];
-    }
 }
 
 void assay_column_sums(const assay_context *ctx, double *sums, int64_t rows, int64_t columns, int64_t ld,

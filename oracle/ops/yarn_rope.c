@@ -14,9 +14,8 @@ typedef __float128 quad;
 
 static assay_status check_yarn(assay_context *ctx, const assay_rope_config *config)
 {
-    if (!(config->rope_factor > 0) || !isfinite(config->rope_factor)) {
+    if (!(config->rope_factor > 0) || !isfinite(config->rope_factor))
         return assay_fail(ctx, ASSAY_BAD_INPUT, "rope_factor is %g, expected a number above 0", config->rope_factor);
-    }
     if (!(config->beta_slow > 0) || !(config->beta_fast >= config->beta_slow) || !isfinite(config->beta_fast)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "beta_fast is %g and beta_slow %g, expected beta_fast >= beta_slow > 0",
                           config->beta_fast, config->beta_slow);
@@ -42,9 +41,8 @@ assay_status assay_rope_check(assay_context *ctx, const assay_rope_config *confi
         return assay_fail(ctx, ASSAY_BAD_INPUT, "max_position_embeddings is %" PRId64 ", expected 1 to %" PRId32,
                           config->max_position_embeddings, INT32_MAX);
     }
-    if (config->pairwise && !config->interleave) {
+    if (config->pairwise && !config->interleave)
         return assay_fail(ctx, ASSAY_BAD_INPUT, "rope_pairwise needs rope_interleave=true");
-    }
     return config->yarn ? check_yarn(ctx, config) : ASSAY_OK;
 }
 
@@ -102,9 +100,8 @@ static quad frequency(const assay_rope_config *config, quad ramp, int64_t i)
 void assay_rope_frequencies(double *frequencies, const assay_rope_config *config)
 {
     const ramp_range range = ramp_range_of(config);
-    for (int64_t i = 0; i < config->dim / 2; i++) {
+    for (int64_t i = 0; i < config->dim / 2; i++)
         frequencies[i] = (double)frequency(config, ramp_of(config, &range, i), i);
-    }
 }
 
 static double attention_factor(const assay_rope_config *config)
@@ -143,9 +140,8 @@ void assay_rope_angles(const assay_context *ctx, double *angles, const int32_t *
         frequencies[i] += rounding_of(ctx, (double)frequencies[i]);
     }
 #pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t t = 0; t < tokens; t++) {
+    for (int64_t t = 0; t < tokens; t++)
         for (int64_t i = 0; i < half; i++) angles[t * half + i] = reduced_angle(ctx, positions[t], frequencies[i]);
-    }
 }
 
 static assay_status alloc_table(assay_context *ctx, assay_rope_table *table, int64_t tokens, int64_t half)

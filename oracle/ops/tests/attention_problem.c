@@ -11,9 +11,8 @@ static void poison_padding(attention_problem *p)
         assay_fill_nan(p->key + t * kv * c->qk_dim, kv * c->qk_dim);
         assay_fill_nan(p->value + t * kv * c->v_dim, kv * c->v_dim);
         assay_fill_nan(p->dout + t * c->heads * c->v_dim, c->heads * c->v_dim);
-        for (int64_t head = 0; head < c->heads; head++) {
+        for (int64_t head = 0; head < c->heads; head++)
             p->dlse[(t / c->sequence * c->heads + head) * c->sequence + t % c->sequence] = NAN;
-        }
     }
 }
 
@@ -32,9 +31,8 @@ void attention_problem_make(attention_problem *p, const assay_attention_config *
     if (pattern != ONE_SEGMENT) {
         p->segment_ids = malloc((size_t)tokens * sizeof *p->segment_ids);
         assert_non_null(p->segment_ids);
-        for (int64_t t = 0; t < tokens; t++) {
+        for (int64_t t = 0; t < tokens; t++)
             p->segment_ids[t] = t / config->sequence % 2 == 0 && 3 * (t % config->sequence) <= 2 * config->sequence;
-        }
     }
     const int64_t counts[] = {rows * config->v_dim, rows, rows * config->qk_dim, kv_rows * config->qk_dim,
                               kv_rows * config->v_dim};

@@ -184,9 +184,8 @@ TEST(test_huge_scores_do_not_overflow)
         }
         attention_problem_run(&ctx, &p);
         assert_true(fabs(p.results[ATTENTION_LSE][0]) > 1e4);
-        for (int r = 0; r < ATTENTION_RESULTS; r++) {
+        for (int r = 0; r < ATTENTION_RESULTS; r++)
             for (int64_t i = 0; i < p.count[r]; i++) assert_true(isfinite(p.results[r][i]));
-        }
     }
 }
 
@@ -201,7 +200,5 @@ TEST(test_blas_agrees)
     attention_problem_make(&other, &config, PADDED_END);
     attention_problem_run(&ctx, &p);
     attention_problem_run(&blas, &other);
-    for (int r = 0; r < ATTENTION_RESULTS; r++) {
-        assert_close(other.results[r], p.results[r], p.count[r], 1e-13, 1e-13);
-    }
+    for (int r = 0; r < ATTENTION_RESULTS; r++) assert_close(other.results[r], p.results[r], p.count[r], 1e-13, 1e-13);
 }

@@ -180,9 +180,8 @@ TEST(test_emulated_angles_are_off_as_the_profile_allows)
     }
     for (int t = 0; t < 3; t++) {
         const double angle = positions[t], expected = UNIT * UNIT * (1 + 2 * angle * angle);
-        if (!(squares[t] > 0.7 * expected && squares[t] < 1.4 * expected)) {
+        if (!(squares[t] > 0.7 * expected && squares[t] < 1.4 * expected))
             fail_msg("position %d: %g, expected %g", (int)positions[t], squares[t], expected);
-        }
     }
 }
 
