@@ -150,6 +150,8 @@ static assay_status read_given(assay_context *ctx, block_run *m, int t)
     char path[ASSAY_PATH_SIZE];
     const int64_t count = graph_size(&m->g, t);
     path_of(&m->g, t, path);
+    m->r.streams[t] = ctx->change == NULL && graph_can_stream(&m->g, t); /* a mutant may read any of it */
+    if (m->r.streams[t]) return ASSAY_OK;
     const bool optional = m->g.tensors[t].row.kind == ASSAY_BIAS || strcmp(path, "inputs/segment_ids") == 0;
     if (optional && !m->in->has(m->in->self, path)) return ASSAY_OK;
     if (m->g.tensors[t].role == GRAPH_INDICES) {
@@ -199,8 +201,8 @@ static assay_status open_run(assay_context *ctx, const assay_operation *operatio
     for (int t = 1; t < m->g.tensor_count; t++)
         if (is_variable(&m->g, t) || m->g.tensors[t].role == GRAPH_INDICES) MUST(read_given(ctx, m, t));
     MUST(check_given(ctx, m));
-    m->r.in = m->in;
-    m->r.out = m->out;
+    m->r.in = m->r.weights = m->in;
+    m->r.out = m->r.gradients = m->out;
     if (is_sharded(m->c) && !runs_apart(m->c, &m->g)) {
         m->layout = (assay_head_layout){&m->mesh, &m->g, m->in, m->out};
         m->checkpoints = assay_head_layout_source(&m->layout);
@@ -242,7 +244,7 @@ static assay_status read_cotangent(assay_context *ctx, block_run *m, int i)
 static bool wants_gradient(const block_run *m, int t, char gradient[ASSAY_PATH_SIZE])
 {
     char path[ASSAY_PATH_SIZE];
-    if (m->given[t] == NULL) return false;
+    if (m->given[t] == NULL && !m->r.streams[t]) return false;
     path_of(&m->g, t, path);
     assay_gradient_path(path, gradient);
     return assay_wants(m->out, gradient);
@@ -255,9 +257,11 @@ static assay_status open_gradients(assay_context *ctx, block_run *m)
     m->back = graph_wants_gradients(&m->r);
     for (int t = 1; t < m->g.tensor_count; t++) {
         if (!wants_gradient(m, t, path)) continue;
+        m->back = true;
+        m->r.gradient_streams[t] = m->r.streams[t];
+        if (m->r.streams[t]) continue;
         MUST(assay_alloc_zeros(ctx, path, graph_size(&m->g, t), &m->gradients[t]));
         graph_want_gradient(&m->r, t, m->gradients[t]);
-        m->back = true;
     }
     for (int i = 0; m->back && i < m->g.output_count; i++) MUST(read_cotangent(ctx, m, i));
     return ASSAY_OK;

@@ -232,13 +232,17 @@ static double operations(const void *config, bool backward)
     return graph_forward_operations(&g) + numbers + (backward ? graph_backward_operations(&g) + 2 * numbers : 0);
 }
 
-/* Values and gradients of all tensors, and what a step works with. */
+/* Values and gradients of all tensors, of weights in groups that are read as they are needed those of one group, and what a step
+ * works with. */
 static int64_t memory(const void *config)
 {
     graph g;
     double numbers = 0;
     graph_of(config, false, &g);
-    for (int t = 1; t < g.tensor_count; t++) numbers += (double)graph_size(&g, t);
+    for (int t = 1; t < g.tensor_count; t++) {
+        const int64_t groups = graph_can_stream(&g, t) ? g.tensors[t].row.shape.dims[0] : 1;
+        numbers += (double)(graph_size(&g, t) / groups);
+    }
     const double bytes = 8 * (4 * numbers + graph_scratch(&g));
     return bytes < 0x1p62 ? (int64_t)bytes : INT64_C(1) << 62;
 }

@@ -74,8 +74,8 @@ static const pair PAIRS[] = {
              "  q: quantise(mul(silu(gate), up), \"mxfp8_e4m3\", scale_rounding=\"up\")\n",
              "  y: product(\"BSH,HD->BSD\", q, o)\n"),
      "mlp/silu",
-     "base_emb_dim=16;base_mlp_dim=72;batch=2;sequence=7;fused_mlp=false;quant_hidden_format=mxfp8_e4m3;quant_scale_"
-     "rounding=up",
+     "base_emb_dim=16;base_mlp_dim=72;batch=2;sequence=7;fused_mlp=false;quant_hidden_format=mxfp8_e4m3;"
+     "quant_scale_rounding=up",
      "weights/g=weights/wi_0/kernel weights/u=weights/wi_1/kernel weights/o=weights/wo/kernel "
      "checkpoints/q/codes=checkpoints/mlp_hidden_codes checkpoints/q/scale=checkpoints/mlp_hidden_codes_scale",
      1e-15},
@@ -86,9 +86,8 @@ static const pair PAIRS[] = {
              "  v: add(product(\"BSD,DKH->BSKH\", x, wv), bv)\n",
              "  y: add(product(\"BSNH,NHD->BSD\", attention(q, k, v, scale=1, window=4), wo), bo)\n"),
      "gqa/mixtral",
-     "base_emb_dim=24;batch=2;sequence=9;base_num_query_heads=4;base_num_kv_heads=2;head_dim=16;query_pre_attn_scalar="
-     "0.25;"
-     "attention_bias=true;sliding_window_size=4;rope_type=default;rope_max_timescale=10000",
+     "base_emb_dim=24;batch=2;sequence=9;base_num_query_heads=4;base_num_kv_heads=2;head_dim=16;attention_bias=true;"
+     "query_pre_attn_scalar=0.25;sliding_window_size=4;rope_type=default;rope_max_timescale=10000",
      "weights/wq=weights/query/kernel weights/wk=weights/key/kernel weights/wv=weights/value/kernel "
      "weights/wo=weights/out/kernel weights/bq=weights/query/bias weights/bk=weights/key/bias "
      "weights/bv=weights/value/bias weights/bo=weights/out/bias",
@@ -131,6 +130,17 @@ static const pair PAIRS[] = {
              "  o: product(\"BSKH,BSKHD->BSKD\", mul(silu(g), u), gather(wo, ids))\n",
              "  y: product(\"BSK,BSKD->BSD\", softmax(pick(logits, ids), over=\"K\"), o)\nfused: [y]\n"),
      "moe/mixtral-dense", "base_emb_dim=24;base_moe_mlp_dim=12;batch=2;sequence=6",
+     "weights/gate=weights/gate/kernel routing/ids/top_k=routing/selected_experts", 1e-15},
+    {PROGRAM("B: 2, S: 6, K: 2, R: 24, D: 24, E: 8, F: 12", "x: [B, S, D]",
+             "gate: [D, E], wi_0: [E, D, F], wi_1: [E, D, F], wo: [E, F, D]",
+             "\n  l: product(\"BSD,DE->BSE\", x, gate)\n  ids: top_k(l, \"E->K\")\n"
+             "  order: argsort(\"R\", ids)\n  sizes: bincount(\"E\", ids)\n"
+             "  rows: gather(reshape(\"RD\", rearrange(\"BSD->BSKD\", x)), order)\n"
+             "  g: grouped_product(\"RD,EDF->RF\", rows, wi_0, sizes)\n"
+             "  h: mul(silu(g), grouped_product(\"RD,EDF->RF\", rows, wi_1, sizes))\n"
+             "  o: gather(grouped_product(\"RF,EFD->RD\", h, wo, sizes), argsort(\"R\", order))\n",
+             "  y: product(\"BSK,BSKD->BSD\", softmax(pick(l, ids), over=\"K\"), reshape(\"BSKD\", o))\n"),
+     "moe/mixtral", "base_emb_dim=24;base_moe_mlp_dim=12;batch=2;sequence=6",
      "weights/gate=weights/gate/kernel routing/ids/top_k=routing/selected_experts", 1e-15},
 };
 

@@ -244,6 +244,8 @@ int graph_find(const graph *g, const char *name); /* 0: it has none */
 /* Whether a recipe quantises what the block computed: its codes are no tensor. */
 bool graph_is_made(const graph *g, int tensor);
 int64_t graph_size(const graph *g, int tensor); /* in numbers */
+/* Whether a weight is read by one linear layer in groups of rows alone: one group of it is needed at a time. */
+bool graph_can_stream(const graph *g, int tensor);
 int64_t graph_last_axis(const graph *g, int tensor);
 int64_t graph_axis(const graph *g, char axis); /* its size, of the first tensor that has it; 0: none has */
 /* Its function where its kind has many of them, else its kind. */
@@ -281,6 +283,11 @@ typedef struct graph_run {
     const int32_t *indices[GRAPH_TENSORS];
     int32_t *chosen[GRAPH_TENSORS]; /* those of them that steps made */
     const int32_t *group_sizes;     /* of products that come in groups; rows beyond these give 0 */
+    /* Weights of groups (graph_can_stream) that are read from `weights` when their turn comes, and gradients that are written to
+     * `gradients` as they are made. */
+    bool streams[GRAPH_TENSORS], gradient_streams[GRAPH_TENSORS];
+    const assay_source *weights;
+    const assay_sink *gradients;
     double *spread[GRAPH_TENSORS], *gradient_spread[GRAPH_TENSORS]; /* quantised_spread.h; NULL: exact */
     /* Of y that a softmax makes, in an emulated run: the sum over its axis of y times its gradient, as it follows from a product; and
      * terms of the gradient of x that cancel in another form of what reads y. */

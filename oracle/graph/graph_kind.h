@@ -62,7 +62,11 @@ void graph_hold_back(const graph *g, int tensor, double *values, bool gradient);
  * flows back to these, and to what is detached. */
 assay_status graph_misread(assay_context *ctx, graph_call *c, double **read);
 void graph_detach(const graph_call *c);
-enum { GRAPH_SECOND_W = 4, GRAPH_ROW_WEIGHTS, GRAPH_GROUP_SIZES }; /* of linear */
+enum { GRAPH_W = 1, GRAPH_SECOND_W = 4, GRAPH_ROW_WEIGHTS, GRAPH_GROUP_SIZES }; /* of linear */
+/* A group of a weight that streams, in `room` or where it is lent; and the next one of its gradient. */
+assay_status graph_read_group(assay_context *ctx, const graph_run *r, int tensor, int64_t group, double *room,
+                              const double **values);
+assay_status graph_write_group(assay_context *ctx, graph_run *r, int tensor, const double *values);
 
 /* Of a row the indices of the largest numbers, the largest first, of equal ones the lower index. */
 void graph_choose(const double *x, int64_t width, double *index, int64_t count);

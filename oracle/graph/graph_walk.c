@@ -379,7 +379,7 @@ assay_status graph_forward(assay_context *ctx, graph_run *r)
 /* Where a gradient ends: it is wanted there. */
 static bool ends_at(const graph_run *r, int tensor)
 {
-    return r->gradient_room[tensor] != NULL;
+    return r->gradient_room[tensor] != NULL || r->gradient_streams[tensor];
 }
 
 /* From which gradients something comes that is wanted, or that is a checkpoint. */
@@ -430,6 +430,7 @@ static assay_status term_of(assay_context *ctx, graph_run *r, const graph_step *
     const bool in_parts = r->graph->tensors[tensor].in_parts;
     bool again = false;
     *dx = in_parts ? r->gradient[tensor] : NULL;
+    if (r->gradient_streams[tensor]) return ASSAY_OK;
     if ((!r->leads[tensor] && !(step->kind->makes >> i & 1)) || *dx != NULL) return ASSAY_OK;
     for (int k = 0; k < i; k++) again |= step->in[k] == tensor;
     if (r->terms[tensor] == 0 && !again) *dx = r->gradient_room[tensor];
@@ -529,13 +530,60 @@ static int first_ready(const graph_run *r, const bool live[GRAPH_STEPS])
     return -1;
 }
 
+/* --- weights of groups, one at a time --- */
+
+static void weight_path(const graph_run *r, int tensor, char path[ASSAY_PATH_SIZE])
+{
+    const graph_tensor *t = &r->graph->tensors[tensor];
+    assay_tensor_path(t->role == GRAPH_WEIGHT ? "weights/" : "", r->prefix, &t->row, path);
+}
+
+static int64_t group_size(const graph_run *r, int tensor)
+{
+    return graph_size(r->graph, tensor) / r->graph->tensors[tensor].row.shape.dims[0];
+}
+
+assay_status graph_read_group(assay_context *ctx, const graph_run *r, int tensor, int64_t group, double *room,
+                              const double **values)
+{
+    char path[ASSAY_PATH_SIZE];
+    const assay_source *in = r->weights;
+    const int64_t count = group_size(r, tensor);
+    weight_path(r, tensor, path);
+    *values = in->lend == NULL ? NULL : in->lend(in->self, path, group * count, count);
+    if (*values != NULL) return ASSAY_OK;
+    *values = room;
+    return in->read(ctx, in->self, path, group * count, count, room);
+}
+
+assay_status graph_write_group(assay_context *ctx, graph_run *r, int tensor, const double *values)
+{
+    char path[ASSAY_PATH_SIZE], gradient[ASSAY_PATH_SIZE];
+    weight_path(r, tensor, path);
+    assay_gradient_path(path, gradient);
+    r->terms[tensor]++;
+    return assay_write_result(ctx, r->gradients, gradient, group_size(r, tensor), values);
+}
+
+static assay_status stream_zeros(assay_context *ctx, graph_run *r, int tensor)
+{
+    OWNED double *zeros = NULL;
+    MUST(assay_alloc_zeros(ctx, "gradient", group_size(r, tensor), &zeros));
+    for (int64_t i = 0; i < r->graph->tensors[tensor].row.shape.dims[0]; i++)
+        MUST(graph_write_group(ctx, r, tensor, zeros));
+    return ASSAY_OK;
+}
+
 assay_status graph_backward(assay_context *ctx, graph_run *r)
 {
     bool live[GRAPH_STEPS];
     mark_live(ctx, r, live);
     for (int i; (i = first_ready(r, live)) >= 0; live[i] = false) MUST(back(ctx, r, i));
-    for (int t = 1; t < r->graph->tensor_count; t++) /* what nothing flows back to, or not with a mutant, has none */
-        if (ends_at(r, t) && r->terms[t] == 0 && (!r->graph->tensors[t].flows || ctx->change != NULL))
+    for (int t = 1; t < r->graph->tensor_count; t++) { /* what nothing flows back to, or not with a mutant, has none */
+        const bool none = ends_at(r, t) && r->terms[t] == 0 && (!r->graph->tensors[t].flows || ctx->change != NULL);
+        if (none && r->gradient_streams[t]) MUST(stream_zeros(ctx, r, t));
+        if (none && !r->gradient_streams[t])
             memset(r->gradient_room[t], 0, (size_t)graph_size(r->graph, t) * sizeof(double));
+    }
     return ASSAY_OK;
 }

@@ -9,7 +9,7 @@
 #include "oracle/graph/graph_kind.h"
 #include "oracle/ops/vector_sums.h"
 
-enum { X, W, BIAS, SECOND_BIAS, SECOND_W = GRAPH_SECOND_W, ROW_WEIGHTS = GRAPH_ROW_WEIGHTS, GROUP_SIZES };
+enum { X, W = GRAPH_W, BIAS, SECOND_BIAS, SECOND_W = GRAPH_SECOND_W, ROW_WEIGHTS = GRAPH_ROW_WEIGHTS, GROUP_SIZES };
 
 static const int w_places[GRAPH_OUT] = {W, SECOND_W};
 
@@ -342,12 +342,57 @@ static assay_status backward_apart(assay_context *ctx, const graph_call *c, cons
     return ASSAY_OK;
 }
 
+/* --- groups whose weights are read when their turn comes --- */
+
+static bool streams(const graph_call *c)
+{
+    return c->run->streams[c->step->in[W]];
+}
+
+/* Forward, or the gradient of x; of each group the gradient of its w, where that is wanted. */
+static assay_status stream(assay_context *ctx, const graph_call *c, const graph_linear_size *size, bool back)
+{
+    const int w = c->step->in[W];
+    const bool of_w = back && c->run->gradient_streams[w];
+    const double *x = c->x[X], *dy = c->dy[0];
+    double *to = back ? c->dx[X] : c->y[0];
+    int64_t beyond = size->m;
+    OWNED double *room = NULL, *gradient = NULL;
+    MUST(assay_alloc_f64(ctx, "weights of a group", size->k * size->n, &room));
+    if (of_w) MUST(assay_alloc_f64(ctx, "weight gradient of a group", size->k * size->n, &gradient));
+    for (int64_t group = 0; group < groups_of(size); group++) {
+        const int64_t rows = rows_of(size, group), width = back ? size->k : size->n;
+        if (rows > 0 && to != NULL) {
+            const double *values = NULL;
+            MUST(graph_read_group(ctx, c->run, w, group, room, &values));
+            assay_matmul_args args = back ? assay_product_abt(to, dy, values, rows, size->k, size->n)
+                                          : assay_product_ab(to, x, values, rows, size->n, size->k);
+            args.kind = ASSAY_PRODUCT_LINEAR;
+            MUST(assay_matmul(ctx, &args));
+            to += rows * width;
+        }
+        if (of_w) {
+            assay_matmul_args args = assay_product_atb(gradient, x, dy, size->k, size->n, rows);
+            args.kind = ASSAY_PRODUCT_LINEAR_GRADIENT;
+            MUST(assay_matmul(ctx, &args));
+            MUST(graph_write_group(ctx, c->run, w, gradient));
+        }
+        x += rows * size->k;
+        if (back) dy += rows * size->n;
+        beyond -= rows;
+    }
+    if (to != NULL) memset(to, 0, (size_t)(beyond * (back ? size->k : size->n)) * sizeof *to);
+    if (back && c->dx[X] != NULL) graph_round_gradient(ctx, c, X);
+    return ASSAY_OK;
+}
+
 static assay_status forward(assay_context *ctx, const graph_call *c)
 {
     const graph_linear_size size = size_of_call(c);
     const int64_t width = size.n / size.branches;
     OWNED double *weighed = NULL;
     MUST(check_groups(ctx, c, &size));
+    if (streams(c)) return stream(ctx, c, &size, false);
     MUST(weigh(ctx, c, c->x[X], size.k, &size, &weighed));
     const double *x = weighed != NULL ? weighed : c->x[X];
     for (int i = 0; i < (is_two(c->step) ? 2 : 1); i++) {
@@ -495,6 +540,7 @@ static assay_status backward(assay_context *ctx, const graph_call *c)
     const graph_linear_size size = size_of_call(c);
     const int64_t width = size.n / size.branches;
     OWNED double *weighed = NULL;
+    if (streams(c)) return stream(ctx, c, &size, true);
     if (is_two(c->step)) return two_backward(ctx, c, &size);
     MUST(graph_show_gradient(ctx, c, 0, c->dy[0]));
     MUST(row_weight_gradients(ctx, c, &size));

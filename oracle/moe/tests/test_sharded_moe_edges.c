@@ -1,4 +1,4 @@
-/* What is read, missing cotangents, and memory. */
+/* What is read, and memory. */
 #include <malloc.h>
 
 #include "oracle/moe/tests/sharded_case.h"
@@ -22,23 +22,6 @@ TEST_WITH_CONTEXT(test_reading)
     sharded_case_run(&ctx, &c, &sharding, &out);
     assert_int_equal(c.in.reads, 24 * 6 + 6 * 4 + 4);
     assert_int_equal(out.set.count, 11);
-}
-
-/* Without cotangents nothing comes back. */
-TEST_WITH_CONTEXT(test_without_cotangents)
-{
-    assay_sharding sharding;
-    OWNED_BY(moe_case_free) moe_case c = sharded_case_form(0, &sharding);
-    OWNED_BY(test_tensors_free) test_tensors out = {0};
-    test_tensors_remove(&c.in, "cotangents/y");
-    test_tensors_remove(&c.in, "cotangents/lb_loss");
-    sharded_case_run(&ctx, &c, &sharding, &out);
-    for (int i = 0; i < out.set.count; i++) {
-        const assay_tensor *tensor = &out.set.items[i];
-        if (strncmp(tensor->spec.path, "gradients/", 10) != 0) continue;
-        for (int64_t j = 0; j < tensor->count; j++) assert_true(tensor->values[j] == 0);
-    }
-    assert_true(moe_case_get(&out, "outputs/y")->values[0] != 0);
 }
 
 /* A sink that keeps nothing and looks how much memory is taken. */
