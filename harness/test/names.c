@@ -20,6 +20,13 @@ static assay_status list_names(assay_context *ctx, const assay_case *cases, int 
     return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the names of cases");
 }
 
+static bool lacks(int32_t count, const char *const *texts)
+{
+    bool lacks = count < 0 || (count > 0 && texts == NULL);
+    for (int32_t i = 0; !lacks && i < count; i++) lacks = texts[i] == NULL;
+    return lacks;
+}
+
 int assay_test_cases(int32_t count, const char *const *globs, int32_t exclude_count, const char *const *exclude,
                      char **names, char message[ASSAY_TEST_MESSAGE])
 {
@@ -35,8 +42,8 @@ int assay_test_cases(int32_t count, const char *const *globs, int32_t exclude_co
     const assay_case_filter filter = {.excludes = {(char **)(uintptr_t)exclude, exclude_count}};
     *names = NULL;
     assay_test_begin(&call, &usual, 1, NULL);
-    if (count < 0 || exclude_count < 0 || (count > 0 && globs == NULL) || (exclude_count > 0 && exclude == NULL)) {
-        TRY(assay_fail(&call.ctx, ASSAY_BAD_INPUT, "%" PRId32 " globs and %" PRId32 " to exclude: a list is missing",
+    if (lacks(count, globs) || lacks(exclude_count, exclude)) {
+        TRY(assay_fail(&call.ctx, ASSAY_BAD_INPUT, "%" PRId32 " globs and %" PRId32 " to exclude: one is missing",
                        count, exclude_count));
     }
     TRY(assay_cases_find(&call.ctx, count == 0 ? 1 : count, patterns, &cases, &found));

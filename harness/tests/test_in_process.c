@@ -633,11 +633,12 @@ TEST(test_names_of_the_catalogue)
     assert_non_null(strstr(names, "rms_norm/one-row\n"));
     assert_null(strstr(names, "true-size/"));
     assay_test_free(names);
-    static const char *const none[] = {"nothing/*"};
+    static const char *const none[] = {"nothing/*", NULL};
     static const char *const slip[] = {"meshh"};
     assert_refused(assay_test_cases(1, none, 0, NULL, &names, said), "nothing/*");
     assert_null(names);
-    assert_refused(assay_test_cases(1, NULL, 0, NULL, &names, said), "a list is missing");
+    assert_refused(assay_test_cases(1, NULL, 0, NULL, &names, said), "one is missing");
+    assert_refused(assay_test_cases(2, none, 0, NULL, &names, said), "one is missing");
     assert_refused(assay_test_cases(0, NULL, 1, slip, &names, said), "\"meshh\", which no case has");
     assert_int_equal(strncmp(assay_test_version(), "0.", 2), 0);
 }
