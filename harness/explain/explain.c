@@ -23,6 +23,9 @@
  * the golden itself is. */
 #define AS_NEAR 0.25
 
+/* What is certainly wrong, in deviations. */
+#define FAR 30.0
+
 typedef struct hypothesis {
     const assay_mutant *mutant;
     double residual; /* or, of mutants whose errors are as large, by how much they are */
@@ -315,6 +318,36 @@ static assay_status add_given(assay_context *ctx, const assay_tensor_set *given,
     return ASSAY_OK;
 }
 
+/* Of each axis the first index at which numbers are far from the golden's, and of these the largest; 0: none are. */
+static int64_t first_wrong(const assay_tensor *golden, const double *scales, const double *numbers)
+{
+    const int64_t *dims = golden->spec.shape.dims;
+    int64_t most = 0;
+    for (int64_t axis = golden->spec.shape.rank - 1, inner = 1; axis >= 0; inner *= dims[axis--]) {
+        int64_t least = dims[axis];
+        for (int64_t k = 0; k < golden->count; k++)
+            if (fabs(numbers[k] - golden->values[k]) > FAR * scales[k])
+                least = k / inner % dims[axis] < least ? k / inner % dims[axis] : least;
+        if (least < dims[axis] && least > most) most = least;
+    }
+    return most;
+}
+
+/* The token from which on results are wrong, of tensors that are computed forward; 0: there is none such. */
+static int64_t first_wrong_token(const search *s)
+{
+    int64_t first = 0;
+    for (int i = 0; i < s->given.given; i++) {
+        const assay_memory_tensor *given = &s->given.tensors[i];
+        const assay_tensor *golden = assay_tensor_set_find(s->trial.golden, given->spec.path),
+                           *scales = assay_results_scales(s->trial.golden, s->trial.profile, given->spec.path);
+        if (given->spec.role == ASSAY_ROLE_GRADIENT || given->numbers == NULL || scales == NULL) continue;
+        const int64_t token = first_wrong(golden, scales->values, given->numbers);
+        if (token > 0 && (first == 0 || token < first)) first = token;
+    }
+    return first;
+}
+
 /* What a search needs. `results` are the golden's tensors. */
 static assay_status open_search(assay_context *ctx, search *s, assay_golden *golden, assay_fixture_reader *candidate,
                                 const assay_profile *profile, assay_tensor_set *results)
@@ -325,7 +358,7 @@ static assay_status open_search(assay_context *ctx, search *s, assay_golden *gol
     if (s->given_too != NULL) MUST(add_given(ctx, s->given_too, results));
     s->trial = (assay_trial){.plan = plan, .golden = results, .profile = profile, .false_alarm = s->plain->false_alarm};
     MUST(assay_candidate_results_load(ctx, results, candidate, &s->given));
-    MUST(assay_mutants_explaining(ctx, plan, &s->mutants));
+    MUST(assay_mutants_explaining(ctx, plan, first_wrong_token(s), &s->mutants));
     MUST(assay_alloc(ctx, "hypotheses", s->mutants.count + assay_ignored_setting_count, sizeof *s->hypotheses,
                      &s->hypotheses));
     return ASSAY_OK;

@@ -40,24 +40,24 @@ static void make(const graph *g, int number, int change, const char *name, assay
     };
 }
 
-/* A form of less accuracy, whose error no data but those that fail have. */
-static bool is_for_explanations(int change)
+/* A form of less accuracy, whose error no data but those that fail have, or a state that is lost once, belongs to explanations. */
+static bool is_wanted(int change, int64_t token)
 {
-    const int kind = change % ASSAY_STEP_CHANGE_COUNT;
-    return kind == ASSAY_STEP_CHANGE_BY_TANH || kind == ASSAY_STEP_CHANGE_STATE_COARSER ||
-           kind == ASSAY_STEP_CHANGE_STORED;
+    const int kind = change % ASSAY_STEP_CHANGE_COUNT, once = assay_step_change_token(change);
+    const bool explains = kind == ASSAY_STEP_CHANGE_BY_TANH || kind == ASSAY_STEP_CHANGE_STATE_COARSER ||
+                          kind == ASSAY_STEP_CHANGE_STORED;
+    return once > 0 ? once == token : !explains || token >= 0;
 }
 
-/* NULL: counts them. */
-static int make_all(const graph *g, bool explains, assay_step_mutant *made)
+/* made: NULL: counts them. token: -1: nothing is explained. */
+static int make_all(const graph *g, int64_t token, assay_step_mutant *made)
 {
     int count = 0;
     for (int i = 0; i < g->step_count; i++) {
         for (int change = 0; change < ASSAY_STEP_CHANGES_MOST; change++) {
             graph_step changed;
             char name[ASSAY_STEP_NAME];
-            if (is_for_explanations(change) && !explains) continue;
-            if (!assay_change_step(g, i, change, &changed, name)) continue;
+            if (!is_wanted(change, token) || !assay_change_step(g, i, change, &changed, name)) continue;
             if (made != NULL) make(g, i, change, name, &made[count]);
             count++;
         }
@@ -65,7 +65,7 @@ static int make_all(const graph *g, bool explains, assay_step_mutant *made)
     return count;
 }
 
-static assay_status open_list(assay_context *ctx, const assay_plan *plan, bool steps, bool explains,
+static assay_status open_list(assay_context *ctx, const assay_plan *plan, bool steps, int64_t token,
                               assay_mutant_list *list)
 {
     OWNED graph *g = NULL;
@@ -73,9 +73,9 @@ static assay_status open_list(assay_context *ctx, const assay_plan *plan, bool s
     if (steps) {
         MUST(assay_alloc(ctx, "the graph of a case", 1, sizeof *g, &g));
         MUST(assay_operation_graph(ctx, plan->operation, plan->c, g));
-        count = make_all(g, explains, NULL);
+        count = make_all(g, token, NULL);
         MUST(assay_alloc(ctx, "mutants of steps", count, sizeof *list->made, &list->made));
-        make_all(g, explains, list->made);
+        make_all(g, token, list->made);
     }
     MUST(assay_alloc(ctx, "mutants", assay_mutant_count + count, sizeof *list->items, &list->items));
     for (int i = 0; i < assay_mutant_count; i++) list->items[list->count++] = &assay_mutants[i];
@@ -85,19 +85,20 @@ static assay_status open_list(assay_context *ctx, const assay_plan *plan, bool s
 
 assay_status assay_mutants_of(assay_context *ctx, const assay_plan *plan, assay_mutant_list *list)
 {
-    return open_list(ctx, plan, plan->operation->graph != NULL && plan->operation->parts == 0, false, list);
+    return open_list(ctx, plan, plan->operation->graph != NULL && plan->operation->parts == 0, -1, list);
 }
 
-assay_status assay_mutants_explaining(assay_context *ctx, const assay_plan *plan, assay_mutant_list *list)
+assay_status assay_mutants_explaining(assay_context *ctx, const assay_plan *plan, int64_t token,
+                                      assay_mutant_list *list)
 {
-    return open_list(ctx, plan, plan->operation->graph != NULL && plan->operation->parts == 0, true, list);
+    return open_list(ctx, plan, plan->operation->graph != NULL && plan->operation->parts == 0, token, list);
 }
 
 assay_status assay_mutants_like(assay_context *ctx, const assay_plan *plan, const char *pattern,
                                 assay_mutant_list *list)
 {
     int count = 0;
-    MUST(open_list(ctx, plan, plan->operation->graph != NULL, true, list));
+    MUST(open_list(ctx, plan, plan->operation->graph != NULL, 0, list));
     for (int i = 0; i < list->count; i++)
         if (fnmatch(pattern, list->items[i]->name, 0) == 0) list->items[count++] = list->items[i];
     list->count = count;

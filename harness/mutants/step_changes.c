@@ -69,22 +69,16 @@ void assay_step_name(const graph *g, int tensor, char name[ASSAY_STEP_NAME])
     if (number > 1) snprintf(name + length, ASSAY_STEP_NAME - length, "%d", number);
 }
 
+static const struct {
+    const char *name, *text;
+} words[] = {
+#define ROW(code, name, text, makes) {name, text},
+#include "harness/mutants/rows/steps.inc"
+};
+
 const char *assay_step_change_text(int change)
 {
-    static const char *const texts[] = {
-#define ROW(code, name, text, makes) text,
-#include "harness/mutants/rows/steps.inc"
-    };
-    return texts[change % ASSAY_STEP_CHANGE_COUNT];
-}
-
-static const char *name_of(assay_step_change_kind change)
-{
-    static const char *const names[] = {
-#define ROW(code, name, text, makes) name,
-#include "harness/mutants/rows/steps.inc"
-    };
-    return names[change];
+    return words[change % ASSAY_STEP_CHANGE_COUNT].text;
 }
 
 /* --- what is there to change --- */
@@ -146,32 +140,24 @@ static bool leave(const at *a, int input)
 
 /* --- other functions and parameters --- */
 
-/* The function that is taken for another one. */
+/* Functions that are taken for each other; the first row that has a function says for which. */
 static const struct {
     const graph_kind *kind;
-    int function, other;
+    int functions[2];
 } others[] = {
-    {&graph_kind_map, GRAPH_MAP_silu, GRAPH_MAP_gelu},
-    {&graph_kind_map, GRAPH_MAP_gelu, GRAPH_MAP_gelu_exact},
-    {&graph_kind_map, GRAPH_MAP_gelu_exact, GRAPH_MAP_gelu},
-    {&graph_kind_map, GRAPH_MAP_relu, GRAPH_MAP_silu},
-    {&graph_kind_map, GRAPH_MAP_softplus, GRAPH_MAP_relu},
-    {&graph_kind_map, GRAPH_MAP_tanh, GRAPH_MAP_sigmoid},
-    {&graph_kind_map, GRAPH_MAP_sigmoid, GRAPH_MAP_tanh},
-    {&graph_kind_map, GRAPH_MAP_rsqrt, GRAPH_MAP_reciprocal},
-    {&graph_kind_map, GRAPH_MAP_sqrt, GRAPH_MAP_rsqrt},
-    {&graph_kind_map, GRAPH_MAP_reciprocal, GRAPH_MAP_rsqrt},
-    {&graph_kind_map, GRAPH_MAP_sin, GRAPH_MAP_cos},
-    {&graph_kind_map, GRAPH_MAP_cos, GRAPH_MAP_sin},
-    {&graph_kind_binary, GRAPH_BINARY_add, GRAPH_BINARY_sub},
-    {&graph_kind_binary, GRAPH_BINARY_sub, GRAPH_BINARY_add},
-    {&graph_kind_binary, GRAPH_BINARY_mul, GRAPH_BINARY_div},
-    {&graph_kind_binary, GRAPH_BINARY_div, GRAPH_BINARY_mul},
-    {&graph_kind_binary, GRAPH_BINARY_maximum, GRAPH_BINARY_minimum},
-    {&graph_kind_binary, GRAPH_BINARY_minimum, GRAPH_BINARY_maximum},
-    {&graph_kind_reduce, GRAPH_REDUCTION_sum, GRAPH_REDUCTION_mean},
-    {&graph_kind_reduce, GRAPH_REDUCTION_mean, GRAPH_REDUCTION_sum},
-    {&graph_kind_reduce, GRAPH_REDUCTION_max, GRAPH_REDUCTION_mean},
+    {&graph_kind_map, {GRAPH_MAP_gelu, GRAPH_MAP_gelu_exact}},
+    {&graph_kind_map, {GRAPH_MAP_tanh, GRAPH_MAP_sigmoid}},
+    {&graph_kind_map, {GRAPH_MAP_rsqrt, GRAPH_MAP_reciprocal}},
+    {&graph_kind_map, {GRAPH_MAP_sin, GRAPH_MAP_cos}},
+    {&graph_kind_map, {GRAPH_MAP_silu, GRAPH_MAP_gelu}},
+    {&graph_kind_map, {GRAPH_MAP_relu, GRAPH_MAP_silu}},
+    {&graph_kind_map, {GRAPH_MAP_softplus, GRAPH_MAP_relu}},
+    {&graph_kind_map, {GRAPH_MAP_sqrt, GRAPH_MAP_rsqrt}},
+    {&graph_kind_binary, {GRAPH_BINARY_add, GRAPH_BINARY_sub}},
+    {&graph_kind_binary, {GRAPH_BINARY_mul, GRAPH_BINARY_div}},
+    {&graph_kind_binary, {GRAPH_BINARY_maximum, GRAPH_BINARY_minimum}},
+    {&graph_kind_reduce, {GRAPH_REDUCTION_sum, GRAPH_REDUCTION_mean}},
+    {&graph_kind_reduce, {GRAPH_REDUCTION_max, GRAPH_REDUCTION_mean}},
 };
 
 /* Of a gate that is silu or gelu. */
@@ -189,8 +175,9 @@ static bool take_function(const at *a)
 {
     if (a->step->kind == &graph_kind_glu) return take_gate(a);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-        if (others[i].kind != a->step->kind || others[i].function != a->step->with.general.function) continue;
-        a->to->with.general.function = others[i].other;
+        const int own = a->step->with.general.function, *two = others[i].functions;
+        if (others[i].kind != a->step->kind || (own != two[0] && own != two[1])) continue;
+        a->to->with.general.function = two[own == two[0]];
         snprintf(a->more, ASSAY_STEP_NAME, "_%s", graph_step_name(a->to));
         return true;
     }
@@ -236,22 +223,11 @@ static bool take_window(const at *a, int64_t window)
     return a->step->with.attention.window != 0;
 }
 
-static bool leave_segments(const at *a)
+/* Segments, or the biases of a product. */
+static bool leave_behind(const at *a, int input)
 {
-    a->to->in[3] = 0;
-    return a->step->in[3] != 0;
-}
-
-static bool leave_bias(const at *a)
-{
-    a->to->in[2] = a->to->in[3] = 0;
-    return a->step->in[2] != 0;
-}
-
-static bool take_theta(const at *a)
-{
-    a->to->with.rope.config.rope_max_timescale *= 50;
-    return true;
+    a->to->in[input] = a->to->in[3] = 0;
+    return a->step->in[input] != 0;
 }
 
 static bool turn_pairs(const at *a)
@@ -317,11 +293,11 @@ static int64_t tail_of(int64_t count)
     return count <= TAIL ? count / 2 : TAIL;
 }
 
-/* Of [outer,count,inner] the last ones along the axis become `by`. */
-static void set_tail(double *values, int64_t outer, int64_t count, int64_t inner, double by)
+/* Of [outer,count,inner] those behind the first `kept` along the axis become `by`. */
+static void set_behind(double *values, int64_t outer, int64_t count, int64_t inner, int64_t kept, double by)
 {
     for (int64_t o = 0; o < outer; o++)
-        for (int64_t i = (count - tail_of(count)) * inner; i < count * inner; i++) values[o * count * inner + i] = by;
+        for (int64_t i = kept * inner; i < count * inner; i++) values[o * count * inner + i] = by;
 }
 
 static int64_t row_size(const graph *g, const graph_step *step)
@@ -344,7 +320,7 @@ static void lose_columns(const graph *g, const graph_step *step, double *values,
 {
     const int64_t columns = graph_last_axis(g, step->out[0]);
     (void)gradient;
-    set_tail(values, graph_size(g, step->out[0]) / columns, columns, 1, 0);
+    set_behind(values, graph_size(g, step->out[0]) / columns, columns, 1, columns - tail_of(columns), 0);
 }
 
 static void lose_row(const graph *g, const graph_step *step, double *values, bool gradient)
@@ -362,15 +338,6 @@ static void repeat_row(const graph *g, const graph_step *step, double *values, b
         if (gradient) values[i - row] += values[i];
         values[i] = gradient ? 0 : values[i - row];
     }
-}
-
-static void lose_tail(const graph *g, const graph_step *step, double *values, bool gradient)
-{
-    const assay_tensor_row *x = &g->tensors[step->in[0]].row;
-    const int64_t axis = strchr(x->axes, step->wrong.axis) - x->axes, count = x->shape.dims[axis];
-    int64_t outer = 1;
-    for (int64_t i = 0; i < axis; i++) outer *= x->shape.dims[i];
-    set_tail(values, outer, count, assay_shape_count(&x->shape) / outer / count, gradient ? 0 : step->wrong.by);
 }
 
 static bool spoil(const at *a, graph_spoiler *how, double by)
@@ -412,12 +379,6 @@ static void lose_one(const graph *g, const graph_step *step, double *values, boo
     (void)gradient;
     while (bin > 0 && values[bin] == 0) bin--;
     if (values[bin] > 0) values[bin]--;
-}
-
-static bool spoil_integers(const at *a, const graph_kind *kind, graph_spoiler *how)
-{
-    a->to->wrong.spoil = how;
-    return a->step->kind == kind;
 }
 
 /* Of a sum, which counts what is not read as 0, or of a softmax or a maximum, which count it as minus infinity. */
@@ -481,8 +442,7 @@ static void keep_first(const graph *g, const graph_step *step, double *values, b
     int64_t count, inner;
     const int64_t outer = about_axis(step, misread_row(g, step), &count, &inner);
     (void)gradient;
-    for (int64_t o = 0; o < outer; o++)
-        for (int64_t i = inner; i < count * inner; i++) values[o * count * inner + i] = 0;
+    set_behind(values, outer, count, inner, 1, 0);
 }
 
 /* What is [count,inner,size] is read as if it lay as [inner,count,size]: two axes the other way round, or the halves of an axis as
@@ -514,17 +474,22 @@ static void interleave(const graph *g, const graph_step *step, double *values, b
     lie_otherwise(graph_last_axis(g, step->out[0]) / 2, 2, 1, graph_size(g, step->out[0]), values, !gradient);
 }
 
+static void hand_over_reversed(int64_t rows, int64_t columns, int64_t all, double *states, bool gradient)
+{
+    (void)gradient;
+    for (double *state = states; state < states + all; state += rows * columns)
+        for (int64_t i = 0; i < rows / 2 * columns; i++) {
+            double *other = state + (rows - 1 - i / columns) * columns + i % columns;
+            const double first = state[i];
+            state[i] = *other;
+            *other = first;
+        }
+}
+
 static void reverse(const graph *g, const graph_step *step, double *values, bool gradient)
 {
     const assay_shape *shape = &misread_row(g, step)->shape;
-    const int64_t columns = shape->dims[shape->rank - 1], count = assay_shape_count(shape);
-    (void)gradient;
-    for (double *row = values; row < values + count; row += columns)
-        for (int64_t i = 0; i < columns / 2; i++) {
-            const double first = row[i];
-            row[i] = row[columns - 1 - i];
-            row[columns - 1 - i] = first;
-        }
+    hand_over_reversed(shape->dims[shape->rank - 1], 1, assay_shape_count(shape), values, gradient);
 }
 
 static void lose_half(const graph *g, const graph_step *step, double *values, bool gradient)
@@ -532,9 +497,14 @@ static void lose_half(const graph *g, const graph_step *step, double *values, bo
     int64_t count, inner, kept = 1;
     const int64_t outer = about_axis(step, misread_row(g, step), &count, &inner);
     while (2 * kept < count) kept *= 2;
-    for (int64_t o = 0; o < outer; o++)
-        for (int64_t i = kept * inner; i < count * inner; i++)
-            values[o * count * inner + i] = gradient ? 0 : step->wrong.by;
+    set_behind(values, outer, count, inner, kept, gradient ? 0 : step->wrong.by);
+}
+
+static void lose_tail(const graph *g, const graph_step *step, double *values, bool gradient)
+{
+    int64_t count, inner;
+    const int64_t outer = about_axis(step, misread_row(g, step), &count, &inner);
+    set_behind(values, outer, count, inner, count - tail_of(count), gradient ? 0 : step->wrong.by);
 }
 
 static bool misread(const at *a, int input, graph_spoiler *how)
@@ -672,12 +642,10 @@ static bool read_behind(const at *a, graph_spoiler *how)
     if (input > (product ? 1 : 0) || (!sums && !product) || axis == '\0' || (input == 1 && how == read_twice))
         return false;
     const assay_tensor_row *x = &tensor_of(a, a->step->in[input])->row;
-    const char *found = strchr(x->axes, axis);
-    if (found == NULL || !misread(a, input, how)) return false;
-    const int64_t count = x->shape.dims[found - x->axes];
-    int64_t outer = 1;
-    for (int i = 0; x->axes + i < found; i++) outer *= x->shape.dims[i];
+    if (strchr(x->axes, axis) == NULL || !misread(a, input, how)) return false;
+    int64_t count, inner;
     a->to->wrong.axis = axis;
+    const int64_t outer = about_axis(a->to, x, &count, &inner);
     a->to->wrong.by = tile;
     assay_step_name(a->g, a->step->in[input], name);
     snprintf(a->more, ASSAY_STEP_NAME, "_%d_of_%.24s", tile, name);
@@ -700,22 +668,17 @@ static void hand_over_transposed(int64_t rows, int64_t columns, int64_t all, dou
     lie_otherwise(rows, columns, 1, all, states, gradient);
 }
 
-static void hand_over_reversed(int64_t rows, int64_t columns, int64_t all, double *states, bool gradient)
-{
-    (void)gradient;
-    for (double *state = states; state < states + all; state += rows * columns)
-        for (int64_t i = 0; i < rows / 2 * columns; i++) {
-            double *other = state + (rows - 1 - i / columns) * columns + i % columns;
-            const double first = state[i];
-            state[i] = *other;
-            *other = first;
-        }
-}
-
 static void hand_over_rounded(int64_t rows, int64_t columns, int64_t all, double *states, bool gradient)
 {
     (void)rows, (void)columns;
     if (!gradient) assay_dtype_round_many(ASSAY_BFLOAT16, all, states, states);
+}
+
+int assay_step_change_token(int change)
+{
+    const int kind = change % ASSAY_STEP_CHANGE_COUNT, which = change / ASSAY_STEP_CHANGE_COUNT;
+    if (kind < ASSAY_STEP_CHANGE_STATE_LOST || kind > ASSAY_STEP_CHANGE_STATE_COARSER || which < CHUNKS) return 0;
+    return which - CHUNKS + 1;
 }
 
 /* Of a convolution the last inputs, whose order is that of the taps. */
@@ -723,7 +686,9 @@ static bool hand_over(const at *a, graph_hand_over *how)
 {
     const bool scan = a->step->kind == &graph_kind_linear_scan, delta = a->step->kind == &graph_kind_gated_delta_rule,
                convolution = a->step->kind == &graph_kind_causal_convolution;
-    if ((!scan && !delta && !convolution) || a->which >= CHUNKS) return false;
+    const bool once = a->which >= CHUNKS; /* behind so many tokens */
+    const int chunk = once ? a->which - CHUNKS + 1 : chunks[a->which];
+    if (!scan && !delta && !convolution) return false;
     const assay_tensor_row *x = &tensor_of(a, a->step->in[0])->row;
     const char axis = scan ? a->step->with.general.over[0] : x->axes[x->shape.rank - (delta ? 3 : 2)];
     int64_t rows = 1, columns = 1;
@@ -734,14 +699,16 @@ static bool hand_over(const at *a, graph_hand_over *how)
     }
     if (delta) rows = graph_last_axis(a->g, a->step->in[2]);
     if (convolution) rows = graph_last_axis(a->g, a->step->in[1]) - 1;
-    if ((how == hand_over_rounded && convolution) || (how == hand_over_reversed && !convolution)) return false;
+    if ((how == hand_over_rounded && (convolution || once)) || (how == hand_over_reversed && !convolution))
+        return false;
     if (how == hand_over_transposed && columns < 2) return false;
     const bool moves = how == hand_over_transposed || how == hand_over_reversed;
     a->to->wrong.hand_over = how;
-    a->to->wrong.chunk = chunks[a->which];
-    snprintf(a->more, ASSAY_STEP_NAME, "_%d", chunks[a->which]);
-    return x->shape.dims[strchr(x->axes, axis) - x->axes] > chunks[a->which] && rows >= (moves ? 2 : 1) &&
-           (!convolution || rows <= chunks[a->which]);
+    a->to->wrong.chunk = chunk;
+    a->to->wrong.once = once;
+    snprintf(a->more, ASSAY_STEP_NAME, "%s_%d", once ? "_once" : "", chunk);
+    return x->shape.dims[strchr(x->axes, axis) - x->axes] > chunk && rows >= (moves ? 2 : 1) &&
+           (!convolution || rows <= chunk);
 }
 
 /* --- choices --- */
@@ -844,6 +811,7 @@ static bool change_step(const at *a, assay_step_change_kind change)
                attends = kind == &graph_kind_attention;
     const graph_map f = kind == &graph_kind_map ? (graph_map)a->step->with.general.function : GRAPH_MAP_COUNT;
     graph_parameters *with = &a->to->with;
+    double *theta = &with->rope.config.rope_max_timescale;
     switch (change) {
 #define ROW(code, name, text, makes)                                                                                   \
     case ASSAY_STEP_CHANGE_##code:                                                                                     \
@@ -867,6 +835,6 @@ bool assay_change_step(const graph *g, int number, int change, graph_step *chang
     const graph_tensor *made = &g->tensors[step->out[0]];
     const bool codes = made->codes && kind != ASSAY_STEP_CHANGE_OTHER_SCALE_ROUNDING;
     if (codes || made->gradient.name != NULL || !change_step(&a, kind)) return false;
-    if (name != NULL) snprintf(name, ASSAY_STEP_NAME, "%.28s%.34s", name_of(kind), more);
+    if (name != NULL) snprintf(name, ASSAY_STEP_NAME, "%.28s%.34s", words[kind].name, more);
     return true;
 }

@@ -23,3 +23,5 @@ enum { ASSAY_STEP_CHANGES_MOST = ASSAY_STEP_CHANGE_COUNT * GRAPH_IN * ASSAY_MAX_
  * change: "left_out", "as_gelu", "first_reads_up"; NULL: nobody asks. */
 bool assay_change_step(const graph *g, int number, int change, graph_step *changed, char *name);
 const char *assay_step_change_text(int change);
+/* Of a state that is handed over wrongly once: behind how many tokens; 0: the change is none such. */
+int assay_step_change_token(int change);

@@ -430,7 +430,7 @@ TEST_IN_FOLDER(a_failure_names_the_step)
         OWNED_BY(trial_close) trial t;
         OWNED_BY(assay_mutant_list_free) assay_mutant_list list = {0};
         trial_write(&t, folder, of(table[i].name, "profiles=[bf16]"));
-        assert_ok(&t.ctx, assay_mutants_explaining(&t.ctx, &t.plan, &list));
+        assert_ok(&t.ctx, assay_mutants_explaining(&t.ctx, &t.plan, 0, &list));
         OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
         bool applies = true;
         const assay_trial at = trial_at(&t, "bf16");

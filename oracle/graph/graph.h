@@ -114,6 +114,7 @@ typedef struct graph_wrong {
     bool chooses; /* in[input] is chosen anew, as the largest of the last of in[], to which nothing flows back */
     graph_hand_over *hand_over; /* states [rows,columns] at each boundary of a chunk; NULL: they are right */
     int64_t chunk;
+    bool once;         /* at the first boundary alone */
     unsigned detached; /* bit i: nothing flows back to in[i] */
 } graph_wrong;
 

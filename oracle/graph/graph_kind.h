@@ -51,6 +51,14 @@ bool graph_is_factor(const graph_step *step); /* such a one */
 bool graph_in_registers(const graph_call *c);
 /* What backward of the step reads, as graph_kind.reads. */
 unsigned graph_reads(const graph_step *step);
+
+/* The last token up to `token` before which a mutant hands its state over wrongly; 0: there is none. */
+static inline int64_t graph_boundary(const graph_step *step, int64_t token)
+{
+    const graph_wrong *wrong = &step->wrong;
+    if (wrong->hand_over == NULL || token < wrong->chunk) return 0;
+    return wrong->once ? wrong->chunk : token - token % wrong->chunk;
+}
 /* The step as it is run: a mutant's is another one, which is put down in *changed. */
 const graph_step *graph_step_at(const assay_context *ctx, const graph *g, int number, graph_step *changed);
 /* What slopes the step has where it has several (graph_general.kink): at 0 of abs and relu, on the bounds of clamp, where operands of

@@ -353,7 +353,7 @@ static assay_status handed_over(assay_context *ctx, const graph_call *c, const c
 /* The number of x that tap k of step t reads of channel i; -1: there is none. */
 static int64_t number_at(const graph_call *c, const convolution *v, const double *map, int64_t t, int64_t k, int64_t i)
 {
-    const int64_t at = t - (v->taps - 1) + k, first = map == NULL ? 0 : t - t % c->step->wrong.chunk;
+    const int64_t at = t - (v->taps - 1) + k, first = graph_boundary(c->step, t);
     const int64_t state = (first - (v->taps - 1)) * v->channels;
     if (at < 0) return -1;
     if (map == NULL || at >= first) return at * v->channels + i;

@@ -69,8 +69,8 @@ static double decay_of(const assay_context *ctx, double gate, double *sum)
 static void hand_over(const graph_call *c, const sizes *s, int64_t token, double *state, bool gradient)
 {
     const graph_wrong *wrong = &c->step->wrong;
-    const bool boundary = wrong->hand_over != NULL && token > 0 && token % wrong->chunk == 0;
-    if (boundary) wrong->hand_over(s->k, s->v, s->k * s->v, state, gradient);
+    if (token > 0 && graph_boundary(c->step, token) == token)
+        wrong->hand_over(s->k, s->v, s->k * s->v, state, gradient);
 }
 
 static void decay_state(const assay_context *ctx, double *state, double decay, const sizes *s)

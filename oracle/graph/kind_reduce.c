@@ -466,7 +466,7 @@ static assay_status scan_forward(assay_context *ctx, const graph_call *c)
     MUST(assay_alloc_zeros(ctx, "states", line_count(&l), &states));
     for (int64_t first = 0; first < l.count; first += chunk) {
         const int64_t last = first + chunk < l.count ? first + chunk : l.count;
-        if (first > 0) hand_over(c, &l, states, false);
+        if (first > 0 && graph_boundary(c->step, first) == first) hand_over(c, &l, states, false);
 #pragma omp parallel for num_threads(ctx->threads)
         for (int64_t line = 0; line < line_count(&l); line++)
             scan(ctx, c, &l, start_of(&l, line), first, last, states + line);
@@ -484,11 +484,11 @@ static assay_status scan_backward(assay_context *ctx, const graph_call *c)
         const int64_t last = first + chunk < l.count ? first + chunk : l.count;
         for (int64_t line = 0; line < count; line++)
             states[line] = first == 0 ? 0 : c->y[0][start_of(&l, line) + (first - 1) * l.step];
-        if (first > 0) hand_over(c, &l, states, false);
+        if (first > 0 && graph_boundary(c->step, first) == first) hand_over(c, &l, states, false);
 #pragma omp parallel for num_threads(ctx->threads)
         for (int64_t line = 0; line < count; line++)
             scan_back(ctx, c, &l, start_of(&l, line), first, last, states[line], states + count + line);
-        if (first > 0) hand_over(c, &l, states + count, true);
+        if (first > 0 && graph_boundary(c->step, first) == first) hand_over(c, &l, states + count, true);
     }
     for (int i = DECAY; i <= ADDED; i++) graph_round_gradient(ctx, c, i);
     return ASSAY_OK;

@@ -74,11 +74,11 @@ def convolve(x, taps):
     return F.silu(F.conv1d(padded, taps[:, None], groups=taps.shape[0]).transpose(1, 2))
 
 
-def handed_over(x, taps, state):
-    """The last inputs of 16 tokens, as `state` has them, are what the next chunk begins with."""
-    parts = [convolve(x[:, :16], taps)]
-    for first in range(16, x.shape[1], 16):
-        part = torch.cat([state(x[:, first - 3:first]), x[:, first:first + 16]], 1)
+def handed_over(x, taps, state, chunk=16, once=False):
+    """The last inputs of a chunk, as `state` has them, are what the next one begins with."""
+    parts = [convolve(x[:, :chunk], taps)]
+    for first in range(chunk, x.shape[1], x.shape[1] if once else chunk):
+        part = torch.cat([state(x[:, first - 3:first]), x[:, first:] if once else x[:, first:first + chunk]], 1)
         parts.append(convolve(part, taps)[:, 3:])
     return torch.cat(parts, 1)
 
@@ -127,10 +127,10 @@ def gated(x, w, interleaved=False):
     return F.silu(a) * b
 
 
-def scan(a, x, chunk=1000, layout=None):
+def scan(a, x, chunk=1000, layout=None, at=(16, 32)):
     state, rows = 0, []
     for t in range(x.shape[1]):
-        if layout is not None and t > 0 and t % 16 == 0:
+        if layout is not None and t in at:
             state = layout(state)
         state = (a[:, t] if t == 0 or t % chunk else 0 * a[:, t]) * state + x[:, t]
         rows.append(state)
@@ -158,6 +158,10 @@ BUGS = [
     (SCAN, scan, lambda a, x: scan(a, x, layout=lambda s: s.reshape(6, 2).T), "step:y:state_transposed_16"),
     ("program/causal-conv", convolve, lambda x, taps: handed_over(x, taps, other_layout), "step:v:state_transposed_16"),
     ("program/causal-conv", convolve, lambda x, taps: handed_over(x, taps, lambda s: s.flip(1)), "step:v:state_reversed_16"),
+    ("program/causal-conv", convolve, lambda x, taps: handed_over(x, taps, other_layout, 20, True), "step:v:state_transposed_once_20"),
+    ("program/causal-conv", convolve, lambda x, taps: handed_over(x, taps, lambda s: s.flip(1), 20, True), "step:v:state_reversed_once_20"),
+    (SCAN, scan, lambda a, x: scan(a, x, layout=lambda s: s.reshape(6, 2).T, at=[13]), "step:y:state_transposed_once_13"),
+    (SCAN, scan, lambda a, x: scan(a, x, layout=lambda s: 0 * s, at=[13]), "step:y:state_lost_once_13"),
     (NORM, norm, lambda x, s: norm(x, s, more=32), "step:r.mean:reads_on_64_of_r.square"),
     (TILES, tiles, lambda x, w: tiles(x, w, more=56), "step:y:reads_on_64_of_x"),
     (TILES, tiles, lambda x, w: x @ w + x[:, 8:64] @ w[8:64], "step:y:tail_twice_64_of_x"),
