@@ -245,7 +245,7 @@ int graph_find(const graph *g, const char *name); /* 0: it has none */
 /* Whether a recipe quantises what the block computed: its codes are no tensor. */
 bool graph_is_made(const graph *g, int tensor);
 int64_t graph_size(const graph *g, int tensor); /* in numbers */
-/* Whether a weight is read by one linear layer in groups of rows alone: one group of it is needed at a time. */
+/* Whether a weight is read by one linear layer in groups of rows alone: one group of it is needed at a time (kind_linear.c). */
 bool graph_can_stream(const graph *g, int tensor);
 int64_t graph_last_axis(const graph *g, int tensor);
 int64_t graph_axis(const graph *g, char axis); /* its size, of the first tensor that has it; 0: none has */

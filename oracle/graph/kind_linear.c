@@ -573,3 +573,15 @@ const graph_kind graph_kind_linear = {.name = "linear",
                                       .backward = backward,
                                       .operations = operations,
                                       .backward_operations = backward_operations};
+
+bool graph_can_stream(const graph *g, int tensor)
+{
+    int readers = 0, in_groups = 0;
+    for (int i = 0; i < g->step_count; i++) {
+        const graph_step *step = &g->steps[i];
+        for (int k = 0; k < GRAPH_IN; k++) readers += step->in[k] == tensor;
+        in_groups += step->in[GRAPH_W] == tensor && step->in[GRAPH_GROUP_SIZES] != 0 &&
+                     step->kind == &graph_kind_linear && step->with.product.recipe.recipe == NULL;
+    }
+    return g->tensors[tensor].step < 0 && readers == 1 && in_groups == 1;
+}
