@@ -319,14 +319,14 @@ static assay_status add_given(assay_context *ctx, const assay_tensor_set *given,
 }
 
 /* Of each axis the first index at which numbers are far from the golden's, and of these the largest; 0: none are. */
-static int64_t first_wrong(const assay_tensor *golden, const double *scales, const double *numbers)
+static int64_t first_wrong(const assay_tensor *golden, double unit, const double *scales, const double *numbers)
 {
     const int64_t *dims = golden->spec.shape.dims;
     int64_t most = 0;
     for (int64_t axis = golden->spec.shape.rank - 1, inner = 1; axis >= 0; inner *= dims[axis--]) {
         int64_t least = dims[axis];
         for (int64_t k = 0; k < golden->count; k++)
-            if (fabs(numbers[k] - golden->values[k]) > FAR * scales[k])
+            if (fabs(numbers[k] - golden->values[k]) > FAR * (scales[k] + unit * fabs(golden->values[k])))
                 least = k / inner % dims[axis] < least ? k / inner % dims[axis] : least;
         if (least < dims[axis] && least > most) most = least;
     }
@@ -342,7 +342,8 @@ static int64_t first_wrong_token(const search *s)
         const assay_tensor *golden = assay_tensor_set_find(s->trial.golden, given->spec.path),
                            *scales = assay_results_scales(s->trial.golden, s->trial.profile, given->spec.path);
         if (given->spec.role == ASSAY_ROLE_GRADIENT || given->numbers == NULL || scales == NULL) continue;
-        const int64_t token = first_wrong(golden, scales->values, given->numbers);
+        const double unit = assay_dtype_unit_roundoff(assay_profile_type_of(s->trial.profile, &given->spec));
+        const int64_t token = first_wrong(golden, unit, scales->values, given->numbers);
         if (token > 0 && (first == 0 || token < first)) first = token;
     }
     return first;

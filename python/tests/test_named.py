@@ -183,12 +183,12 @@ def results(case, kernel, cotangent=lambda c: c):
     return {path.replace("cotangents", "outputs"): y.detach(), **{f"gradients/{p}": g for p, g in zip(wanted, gradients)}}
 
 
-def opened(what, tmp_path):
+def opened(what, tmp_path, precision="f32"):
     if what.startswith("case:"):
         file = tmp_path / "case.yml"
         file.write_text(what)
         what = str(file)
-    return assay.case(what, precision="f32")
+    return assay.case(what, precision=precision)
 
 
 @pytest.mark.parametrize("what, right, wrong, name", BUGS, ids=[b[3] for b in BUGS])
@@ -204,32 +204,6 @@ def test_one_cotangent_for_all(tmp_path):
     case.check(results(case, cross_entropy))
     with pytest.raises(assay.Mismatch, match="known bug step:loss:gradient_of_index_0_T:"):
         case.check(results(case, cross_entropy, lambda c: c[:1].expand_as(c)))
-
-
-SHIFTED = PROGRAM + """
-sizes: {T: 256, D: 64}
-inputs: {x: [T, D]}
-weights: {w: {axes: [D], scale: 0.1}}
-steps: {}
-outputs: {y: 'rms_norm(x, add(w, 1.0))'}
-fused: all
-"""
-
-
-def shifted(x, w, stored=False):
-    s = 1 + w
-    s = s + (s.bfloat16().float() - s).detach() if stored else s
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * s
-
-
-def test_what_a_kernel_keeps_is_rounded(tmp_path):
-    file = tmp_path / "case.yml"
-    file.write_text(SHIFTED)
-    case = assay.case(str(file), precision="bf16")
-    in_bf16 = lambda kernel: {path: value.bfloat16() for path, value in results(case, kernel).items()}
-    case.check(in_bf16(shifted))
-    with pytest.raises(assay.Mismatch, match="known bug step:y.add:stored:"):
-        case.check(in_bf16(lambda x, w: shifted(x, w, stored=True)))
 
 
 ROUTER = """
@@ -258,3 +232,34 @@ def test_a_softmax_over_all_experts(tmp_path):
     case.check(routed(torch.softmax(logits.gather(-1, chosen), -1)))
     with pytest.raises(assay.Mismatch, match="known bug division_missing:"):
         case.check(routed(torch.softmax(logits, -1).gather(-1, chosen)))
+
+
+SHIFTED = PROGRAM + """
+sizes: {T: 256, D: 64}
+inputs: {x: [T, D]}
+weights: {w: {axes: [D], scale: 0.1}}
+steps: {}
+outputs: {y: 'rms_norm(x, add(w, 1.0))'}
+fused: all
+"""
+
+
+def shifted(x, w, stored=False):
+    s = 1 + w
+    s = s + (s.bfloat16().float() - s).detach() if stored else s
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * s
+
+
+IN_BF16 = [
+    (SHIFTED, shifted, lambda x, w: shifted(x, w, stored=True), "step:y.add:stored"),
+    ("program/causal-conv", convolve, lambda x, taps: handed_over(x, taps, other_layout, 20, True), "step:v:state_transposed_once_20"),
+]
+
+
+@pytest.mark.parametrize("what, right, wrong, name", IN_BF16, ids=[b[3] for b in IN_BF16])
+def test_named_where_bfloat16_is_stored(what, right, wrong, name, tmp_path):
+    case = opened(what, tmp_path, "bf16")
+    stored = lambda kernel: {path: value.bfloat16() for path, value in results(case, kernel).items()}
+    case.check(stored(right))
+    with pytest.raises(assay.Mismatch, match=f"known bug {name}:"):
+        case.check(stored(wrong))
