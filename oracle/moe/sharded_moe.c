@@ -101,12 +101,10 @@ static assay_status check_features(assay_context *ctx, const assay_moe_config *c
         return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: expert parallelism needs sparse_matmul=true, found the %s path",
                           config->path == ASSAY_MOE_DENSE ? "dense" : "dropping");
     }
-    if (config->fused_shared_experts > 0 || config->late_factor != 0) {
+    if (config->fused_shared_experts > 0)
         return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "moe: %s computes on one device, found a mesh, chunks or use_ring_of_experts",
-                          config->fused_shared_experts > 0 ? "num_fused_shared_experts"
-                                                           : "apply_routed_scaling_factor_on_output=false");
-    }
+                          "moe: num_fused_shared_experts computes on one device, found a mesh, chunks or "
+                          "use_ring_of_experts: every shard's tokens need these experts, which are no shard's own");
     if (s->weight_before_wo && config->weight_on_input) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: apply_router_weight_on_input has its weight on x, found it on h");
     }
