@@ -16,7 +16,7 @@ typedef struct assay_command {
     unsigned options; /* sum of ASSAY_OPT_ values */
     int least, most;  /* how many arguments; most -1: any number */
     bool shares;      /* its cases are shared out where mpirun has started several processes; else the first has all */
-    /* Returns a status; *exit_code is what the program ends with when that is ASSAY_OK. */
+    /* Returns a status; *exit_code is what the program ends with when that is ASSAY_OK. NULL: the build was made without it. */
     assay_status (*run)(assay_context *ctx, const assay_options *options, int *exit_code);
 } assay_command;
 

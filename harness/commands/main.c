@@ -52,6 +52,8 @@ static assay_status run_command(assay_context *ctx, const assay_command *command
 {
     assay_status status;
     assay_options options = {0};
+    if (command->run == NULL)
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "this build was made without it (ASSAY_WITHOUT=%s)", command->name);
     TRY(assay_options_parse(ctx, argc, argv, command->options, &options));
     if (options.help) {
         print_help(command);
