@@ -10,6 +10,7 @@
         case.check({**outputs, **case.backward(outputs, given)})
 """
 from ._case import Case, Expected, Unsupported, case, names
+from ._correct import assert_correct
 from ._library import BadInput
 from ._mark import cases
 from ._report import Mismatch, Report
@@ -26,6 +27,7 @@ __all__ = [
     "Reference",
     "Report",
     "Unsupported",
+    "assert_correct",
     "bits",
     "case",
     "cases",

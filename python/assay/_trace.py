@@ -1185,11 +1185,26 @@ def library_of(function: Callable[..., Any], example: Mapping[str, Any]) -> str:
     return next((root for root in found if root in ("torch", "jax")), "")
 
 
-def trace(function: Callable[..., Any], example: Mapping[str, Any], *, weights: Sequence[str] = (), axes: Mapping[str, str] | None = None,
+def as_function(function: Callable[..., Any], example: Any) -> tuple[Callable[..., Any], dict[str, Any], list[str]]:
+    """A function, its example by the names of its arguments, and which of these are weights: of a module of PyTorch its parameters."""
+    module: Any = function if hasattr(function, "named_parameters") else None
+    if not isinstance(example, Mapping):
+        given = list(example) if isinstance(example, (tuple, list)) else [example]
+        names = [name for name, p in inspect.signature(module.forward if module else function).parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        if len(given) > len(names):
+            raise lib.BadInput(f"{said_place(place_of(function))}: the example has {len(given)} tensors, expected at most {len(names)}: {', '.join(names)}")
+        example = dict(zip(names, given))
+    if module is None:
+        return function, dict(example), []
+    return importlib.import_module("._trace_torch", __package__).functional(module, dict(example))  # type: ignore[no-any-return]
+
+
+def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] = (), axes: Mapping[str, str] | None = None,
           name: str | None = None, integers: Mapping[str, int] | None = None, casts: str = "drop", check: bool = True,
           fills: Mapping[str, Mapping[str, Any]] | None = None, **settings: Any) -> Program:
-    """The program of a function of PyTorch, which runs once on the tensors of `example`, by the names of its arguments; or of JAX, which
-    is traced: there shapes will do, as jax.ShapeDtypeStruct has them.
+    """The program of a function of PyTorch, which runs once on the tensors of `example`, by the names of its arguments or in their order; or of JAX,
+    which is traced: there shapes will do, as jax.ShapeDtypeStruct has them. Of a `torch.nn.Module` the parameters are weights, under their names
+    with underscores for dots, and buffers are constants.
 
     `weights` are those of them that are no inputs. `axes` gives axes their letters: {"x": "TD"}; the others get letters that are free. `integers`
     says how many indices there are for an argument that holds some: {"target": 1000}; else they are those from its least to its largest one. `fills` says how
@@ -1199,7 +1214,8 @@ def trace(function: Callable[..., Any], example: Mapping[str, Any], *, weights: 
     """
     if casts not in ("drop", "keep"):
         raise lib.BadInput(f"trace: casts is {casts!r}, expected drop or keep")
-    weights = [weights] if isinstance(weights, str) else list(weights)
+    function, example, parameters = as_function(function, example)
+    weights = ([weights] if isinstance(weights, str) else list(weights)) + [name for name in parameters if name not in weights]
     check_names(function, example, weights=weights, axes=axes or {}, integers=integers or {}, fills=fills or {})
     library = library_of(function, example)
     if library == "":

@@ -851,6 +851,19 @@ class Wide(TorchDispatchMode):
         return held(made)
 
 
+def functional(module: Any, example: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any], list[str]]:
+    """A module as a function of its arguments and its parameters, which are called by their names with underscores for dots."""
+    call = torch.func.functional_call if hasattr(torch, "func") else torch.nn.utils.stateless.functional_call
+    names = {name.replace(".", "_"): name for name, _ in module.named_parameters()}
+
+    def run(**given: Any) -> Any:
+        parameters = {names[name]: x for name, x in given.items() if name in names}
+        return call(module, parameters, (), {name: x for name, x in given.items() if name not in names})
+
+    run.__name__ = type(module).__name__
+    return run, {**example, **{name: module.get_parameter(path).detach() for name, path in names.items()}}, list(names)
+
+
 def widest(x: Any) -> Any:
     """A number of float32 as what it was rounded from."""
     return torch.tensor(shortest(array_of(x) if x.dtype != torch.float32 else x.detach().cpu().numpy()), dtype=torch.float64, device=x.device)

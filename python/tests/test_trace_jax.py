@@ -300,3 +300,16 @@ def test_labels_that_are_passed_over_are_drawn(function):
     for wrong in (by_all_tokens, all_labels):
         with pytest.raises(assay.Mismatch):
             case.check(results(wrong, case))
+
+
+def test_assert_correct():
+    def reference(x, w):
+        return jax.nn.silu(x @ w)
+
+    def kernel(x, w):
+        return jax.nn.silu(x.astype(jnp.float32) @ w.astype(jnp.float32)).astype(jnp.bfloat16)
+
+    example = {"x": jax.ShapeDtypeStruct((6, 16), jnp.float32), "w": jax.ShapeDtypeStruct((16, 12), jnp.float32)}
+    assert "gradients/weights/w" in str(assay.assert_correct(kernel, reference, example, precision="bf16", weights=["w"]))
+    with pytest.raises(assay.Mismatch):
+        assay.assert_correct(lambda x, w: kernel(x, w) * 1.05, reference, example, precision="bf16", weights=["w"])

@@ -1,0 +1,78 @@
+"""assert_correct: a kernel against a reference, in one line."""
+import assay
+import pytest
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+EXAMPLE = {"x": torch.ones(16, 48), "scale": torch.ones(48), "w": torch.ones(48, 24)}
+
+
+def reference(x, scale, w):
+    return F.silu((x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * scale) @ w)
+
+
+def kernel(x, scale, w):
+    return reference(x.float(), scale.float(), w.float()).bfloat16()
+
+
+def without_scale(x, scale, w):
+    return reference(x.float(), torch.ones_like(scale).float(), w.float()).bfloat16() + 0 * scale.sum()
+
+
+class Wide(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(16, 40), torch.nn.Linear(40, 16, bias=False)
+        self.register_buffer("factor", torch.tensor(2.0))
+
+    def forward(self, x):
+        return self.down(F.gelu(self.up(x), approximate="tanh")) * self.factor + x
+
+
+class Rounded(Wide):
+    def forward(self, x):
+        return fused(x, self.up.weight, self.up.bias, self.down.weight)
+
+
+def fused(x, up_weight, up_bias, down_weight):
+    h = F.gelu(x.float() @ up_weight.float().T + up_bias.float(), approximate="tanh")
+    return (h @ down_weight.float().T * 2 + x.float()).bfloat16()
+
+
+@pytest.mark.parametrize("example", [EXAMPLE, tuple(EXAMPLE.values())])
+def test_a_function_and_its_kernel(example):
+    report = assay.assert_correct(kernel, reference, example, precision="bf16", weights=["scale", "w"], seeds=2)
+    assert report.verdict == "PASS" and "gradients/weights/w" in str(report)
+
+
+def test_what_is_wrong_is_said():
+    with pytest.raises(assay.Mismatch, match="outputs/y"):
+        assay.assert_correct(without_scale, reference, EXAMPLE, precision="bf16", weights=["scale", "w"])
+    with pytest.raises(AssertionError, match="gradients/weights/scale"):  # of the gradient alone
+        assay.assert_correct(lambda x, s, w: kernel(x, s.detach(), w) + 0 * s.sum(), reference, EXAMPLE, precision="bf16", weights=["scale", "w"])
+
+
+def test_a_module_is_a_reference_and_a_kernel():
+    wide = Wide()
+    program = assay.trace(wide, torch.ones(6, 16))
+    assert "up_weight: {axes:" in str(program) and "factor" not in str(program)
+    for own in (Rounded().bfloat16(), fused):
+        assert assay.assert_correct(own, wide, torch.ones(6, 16), precision="bf16").verdict == "PASS"
+    with pytest.raises(assay.Mismatch):
+        assay.assert_correct(lambda x, up_weight, up_bias, down_weight: fused(x, up_weight, 0 * up_bias, down_weight), wide, torch.ones(6, 16), precision="bf16")
+
+
+def test_without_gradients():
+    with torch.no_grad():
+        assay.assert_correct(lambda *given: kernel(*given).detach(), reference, EXAMPLE, precision="bf16", gradients=False)
+    with pytest.raises(assay.BadInput, match="no result of the kernel has a graph, expected one for its gradients, or gradients=False"):
+        assay.assert_correct(lambda *given: kernel(*given).detach(), reference, EXAMPLE, precision="bf16")
+
+
+@pytest.mark.parametrize("example,line", [
+    (tuple(EXAMPLE.values()) * 2, r"the example has 6 tensors, expected at most 3: x, scale, w"),
+    ({"x": torch.ones(2, 3)}, "missing a required argument: 'scale'"),
+])
+def test_refused(example, line):
+    with pytest.raises(assay.BadInput, match=line):
+        assay.assert_correct(kernel, reference, example)
