@@ -12,6 +12,9 @@ from ._trace import as_function, library_of, named, trace
 __tracebackhide__ = True  # pytest shows the test, not these functions
 
 
+GRIDS = {"f64": "float64", "f32": "float32", "f16": "float16"}  # what is drawn for a kernel of such a profile; of others bfloat16
+
+
 def assert_correct(kernel: Callable[..., Any], reference: Callable[..., Any], example: Any, *, precision: str | None = None, gradients: bool = True,
                    seeds: int = 1, **settings: Any) -> Report:
     """Raises `Mismatch`, an AssertionError with the report, unless the kernel computes what the reference does.
@@ -21,12 +24,14 @@ def assert_correct(kernel: Callable[..., Any], reference: Callable[..., Any], ex
     The reference is a function or a module of PyTorch, or a function of JAX; `example` has tensors for its arguments, by their names or in
     their order. `trace` makes its program, a case draws inputs, weights and cotangents, and the kernel is called with them as the reference
     would be: a module gets the reference's parameters under their own names, any other kernel of a module's as keywords, dots as underscores. Its results are
-    judged at `precision`, and so are its gradients, by autograd or `jax.vjp`; ``gradients=False`` leaves these out. `seeds`: so many cases, each
-    with other numbers; the report is the last one's. Other keywords are those of `trace`: weights, fills, integers, axes, dtype, sizes of the case.
+    judged at `precision`, and so are its gradients, by autograd or `jax.vjp`; ``gradients=False`` leaves these out. What is drawn has that profile's
+    type, float32 at f32. `seeds`: so many cases, each with other numbers; the report is the last one's. Other keywords are those of `trace`: weights,
+    fills, integers, axes, dtype.
     """
     function, given, weights = as_function(reference, example)
     library = library_of(function, given)
     settings.setdefault("weights", weights)
+    settings.setdefault("dtype", GRIDS.get(precision or "", "bfloat16"))
     program = trace(function, given, **settings)
     call = kernel_of(kernel, reference)
     report = None

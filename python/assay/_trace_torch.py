@@ -852,15 +852,16 @@ class Wide(TorchDispatchMode):
 
 
 def functional(module: Any, example: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any], list[str]]:
-    """A module as a function of its arguments and its parameters, which are called by their names with underscores for dots."""
+    """A module as a function of its arguments and its parameters, which are called by their names with underscores for dots, a letter first."""
     call = torch.func.functional_call if hasattr(torch, "func") else torch.nn.utils.stateless.functional_call
-    names = {name.replace(".", "_"): name for name, _ in module.named_parameters()}
+    names = {("" if name[0].isalpha() else "layer_") + name.replace(".", "_"): name for name, _ in module.named_parameters()}
 
     def run(**given: Any) -> Any:
         parameters = {names[name]: x for name, x in given.items() if name in names}
         return call(module, parameters, (), {name: x for name, x in given.items() if name not in names})
 
-    run.__name__ = type(module).__name__
+    run.__name__, run.__wrapped__ = type(module).__name__, module.forward  # type: ignore[attr-defined]
+    run.__signature__ = inspect.Signature([inspect.Parameter("given", inspect.Parameter.VAR_KEYWORD)])  # type: ignore[attr-defined]
     return run, {**example, **{name: module.get_parameter(path).detach() for name, path in names.items()}}, list(names)
 
 

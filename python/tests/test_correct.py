@@ -62,6 +62,11 @@ def test_a_module_is_a_reference_and_a_kernel():
         assay.assert_correct(lambda x, up_weight, up_bias, down_weight: fused(x, up_weight, 0 * up_bias, down_weight), wide, torch.ones(6, 16), precision="bf16")
 
 
+def test_layers_of_a_sequence():
+    make = lambda: torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.SiLU())  # noqa: E731
+    assert "gradients/weights/layer_0_weight" in str(assay.assert_correct(make(), make(), torch.ones(5, 8), precision="f32"))
+
+
 def test_without_gradients():
     with torch.no_grad():
         assay.assert_correct(lambda *given: kernel(*given).detach(), reference, EXAMPLE, precision="bf16", gradients=False)
