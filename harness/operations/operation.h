@@ -59,52 +59,56 @@ typedef struct assay_work assay_work;           /* op_work.h */
 
 /* How many operations it takes: so many for each index of some axes, forward or forward and backward together. */
 typedef struct assay_operation_count {
-    const char *axes; /* letters; NULL: `operations` says it */
+    const char *axes; /* letters; NULL: nothing is said here */
     double forward, both;
 } assay_operation_count;
 
 /* `config` is what config_of has made of the case; others call the functions assay_operation_NAME below, which have it made. */
 typedef struct assay_operation {
+    /* --- required --- */
     const char *name;
     const char *summary; /* one line for people */
-    unsigned parts;      /* ASSAY_PART_...: what of a model changes its numbers */
     /* Refuses configurations that this operation cannot have; says which keys and what was expected. */
     assay_status (*config_of)(assay_context *ctx, const assay_case *c, void *config);
     /* Of the letters that its tensors' axes have. */
     int64_t (*axis_size)(const void *config, char axis);
-    /* Appends the operation's tensors: inputs, then weights and results in the order in which they are used and
-     * computed; a gradient beside what it is of. Inputs, weights and cotangents have the case's dtype (of those that `dtypes:` names
-     * assay_operation_prepare changes it), results float64, indices int32. NULL: the graph says it. */
-    void (*describe)(assay_describer *d, const void *config);
-    /* An input that follows from others, of which `in` gives those that are drawn (assay_tensor_entry.derived): values
-     * or indices, whole; values are rounded to the tensor's grid afterwards. NULL: the operation has none. */
-    assay_status (*derive)(assay_context *ctx, const assay_case *c, const assay_tensor_entry *entry,
-                           const assay_source *in, double *values, int32_t *indices);
-
+    quad_operation second_form;
     /* Evaluation is one of three. A graph (op_block.c), of the case or of what one shard of its mesh has of it; with `run` it is what
      * people are shown; */
     void (*graph)(const void *config, bool one_shard, graph *g);
-    /* functions of tensors in memory (op_work.h); backward, where a gradient is wanted, NULL: forward makes them too; */
+    /* or functions of tensors in memory (op_work.h); backward, where a gradient is wanted, NULL: forward makes them too; */
     assay_status (*forward)(assay_context *ctx, const assay_work *w);
     assay_status (*backward)(assay_context *ctx, const assay_work *w);
     /* or a function from source to sink: tensors and results by the paths of describe. */
     assay_status (*run)(assay_context *ctx, const assay_case *c, const void *config, const assay_source *in,
                         const assay_sink *out);
 
-    /* Whether a candidate's tensor of schedule/ keeps the rules of the case's schedule; refuses with the one that it
-     * breaks. NULL: there are none, and it is compared for equality. */
-    assay_status (*lawful)(assay_context *ctx, const assay_case *c, const char *path, const int32_t *values,
-                           int64_t count, const assay_source *candidate);
-    /* Which rows of a tensor that may have unused ones are used, allocated; NULL: only given tensors have such. */
-    assay_status (*used_rows)(assay_context *ctx, const assay_case *c, const assay_tensor_entry *of,
-                              const assay_source *in, bool **used);
+    /* --- optional: what stands behind NULL, 0 or false --- */
+    unsigned parts; /* ASSAY_PART_...: what of a model changes its numbers; 0: nothing does */
     bool mesh;      /* whether a case may be spread over a mesh */
     bool quantised; /* whether operands may be codes with scales (operands.h) */
-    quad_operation second_form;
-    /* Of its products, or of other operations where it has none; a multiply and an add are 2. */
-    assay_operation_count count;
+    /* Appends the operation's tensors: inputs, then weights and results in the order in which they are used and
+     * computed; a gradient beside what it is of. Inputs, weights and cotangents have the case's dtype (of those that `dtypes:` names
+     * assay_operation_prepare changes it), results float64, indices int32. NULL: the graph says it. */
+    void (*describe)(assay_describer *d, const void *config);
+    /* Of its products, or of other operations where it has none; a multiply and an add are 2. NULL, and no axes in `count`: of the
+     * graph's steps. */
     double (*operations)(const void *config, bool backward);
+    assay_operation_count count;
     int64_t (*bytes)(const void *config); /* that a run takes at its peak; NULL: of its graph, or its tensors */
+
+    /* --- optional: NULL, and there is nothing of the kind --- */
+    /* An input that follows from others, of which `in` gives those that are drawn (assay_tensor_entry.derived): values
+     * or indices, whole; values are rounded to the tensor's grid afterwards. */
+    assay_status (*derive)(assay_context *ctx, const assay_case *c, const assay_tensor_entry *entry,
+                           const assay_source *in, double *values, int32_t *indices);
+    /* Whether a candidate's tensor of schedule/ keeps the rules of the case's schedule; refuses with the one that it
+     * breaks. NULL: it is compared for equality. */
+    assay_status (*lawful)(assay_context *ctx, const assay_case *c, const char *path, const int32_t *values,
+                           int64_t count, const assay_source *candidate);
+    /* Which rows of a tensor that may have unused ones are used, allocated. NULL: only given tensors have such. */
+    assay_status (*used_rows)(assay_context *ctx, const assay_case *c, const assay_tensor_entry *of,
+                              const assay_source *in, bool **used);
 } assay_operation;
 
 /* The operations, in the order in which they are listed; assay_op_NAME is defined in one of the op_*.c. */
