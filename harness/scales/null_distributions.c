@@ -310,7 +310,7 @@ assay_status assay_null_draw_least(assay_context *ctx, const assay_ensemble *e, 
     for (int form = 0; form < f.count; form++) {
         double mean, spread;
         moments(&drawn, form, members, ASSAY_STATISTIC_SIZE, &mean, &spread);
-        mean -= 0.5 * M_LN2; /* rounding by chance has twice the variance of rounding to nearest */
+        mean -= f.storage == ASSAY_FLOAT64 ? M_LN2 : 0.5 * M_LN2; /* errors to nearest are 1/2 or sqrt(1/2) of these */
         null->least_size = form == 0 ? mean : fmin(null->least_size, mean);
         null->spread[ASSAY_STATISTIC_SIZE] = fmax(null->spread[ASSAY_STATISTIC_SIZE], spread);
     }
