@@ -125,12 +125,13 @@ static assay_status draw_unmoved(assay_context *ctx, assay_ensemble *e, const as
     return ASSAY_OK;
 }
 
-/* Kernels of the less accurate form whose sums are in a finer type err less, but not as little as one wishes. */
+/* Kernels of the less accurate form whose sums are in a finer type err less, and less again where they store nothing, but not as little
+ * as one wishes. */
 static assay_status draw_least(assay_context *ctx, assay_ensemble *e, const assay_precision *precision, int p)
 {
     enum { RUNS = 8 }; /* as many as the smallest ensemble has */
     assay_precision once = *precision;
-    const assay_member member = {.precision = &once};
+    const assay_member member = {.precision = &once, .keeps = true};
     once.form = ASSAY_FORM_ROUNDED_ONCE;
     if (precision->form != ASSAY_FORM_INACCURATE) return ASSAY_OK;
     MUST(assay_ensemble_run_members(ctx, e, &member, RUNS));

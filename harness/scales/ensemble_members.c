@@ -145,7 +145,7 @@ assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const ass
     assay_emulation emulation = assay_ensemble_member(plan, member->precision, "ensemble", member->number);
     assay_context emulated = *ctx;
     emulation.nearest = member->nearest;
-    if (member->keeps) emulation.storage = ASSAY_FLOAT32;
+    if (member->keeps && member->precision->storage > ASSAY_FLOAT32_RMS) emulation.storage = ASSAY_FLOAT32;
     if (member->keeps) emulation.precision.given = ASSAY_FLOAT64; /* what is given is rounded in products alone */
     if (!member->exact) emulated.arithmetic = &assay_arithmetic_emulated;
     emulated.emulation = &emulation;
