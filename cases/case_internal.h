@@ -41,7 +41,6 @@ assay_status assay_case_read_model(const assay_yaml *y, assay_case *c, const yam
 /* The keys of a model in a mapping. */
 assay_status assay_model_read_mapping(const assay_yaml *y, const yaml_node_t *node, assay_model_config *config);
 /* A configuration of Hugging Face, which has a model_type (docs/hugging-face.md). */
-bool assay_is_hugging_face(const assay_yaml *y, const yaml_node_t *root);
 assay_status assay_hugging_face_read(const assay_yaml *y, const yaml_node_t *root, assay_model_config *config);
 /* config: unknown keys are refused. */
 assay_status assay_case_read_config(const assay_yaml *y, assay_case *c, const yaml_node_t *node);

@@ -7,8 +7,8 @@
 
 static assay_status read_mapping(const assay_yaml *y, const yaml_node_t *node, assay_model_config *config)
 {
-    return assay_is_hugging_face(y, node) ? assay_hugging_face_read(y, node, config)
-                                          : assay_model_read_mapping(y, node, config);
+    return assay_yaml_value(y, node, "model_type") != NULL ? assay_hugging_face_read(y, node, config)
+                                                           : assay_model_read_mapping(y, node, config);
 }
 
 typedef struct model_file {

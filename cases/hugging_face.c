@@ -144,17 +144,6 @@ typedef struct hf_reader {
     assay_model_config *config;
 } hf_reader;
 
-static const yaml_node_t *value_of(const assay_yaml *y, const yaml_node_t *mapping, const char *key)
-{
-    if (mapping == NULL || mapping->type != YAML_MAPPING_NODE) return NULL;
-    for (const yaml_node_pair_t *p = mapping->data.mapping.pairs.start; p < mapping->data.mapping.pairs.top; p++) {
-        const yaml_node_t *name = yaml_document_get_node(y->document, p->key);
-        if (name->type != YAML_SCALAR_NODE || strcmp((const char *)name->data.scalar.value, key) != 0) continue;
-        return yaml_document_get_node(y->document, p->value);
-    }
-    return NULL;
-}
-
 static const char *text_of(const yaml_node_t *node)
 {
     return node != NULL && node->type == YAML_SCALAR_NODE ? (const char *)node->data.scalar.value : "";
@@ -226,7 +215,8 @@ static assay_status read_pairs(const hf_reader *r, const yaml_node_t *mapping, c
  * of them is missing; scores of latent attention by the square of m(mscale_all_dim). */
 static assay_status settle_mscale(const hf_reader *r, const yaml_node_t *rope)
 {
-    const yaml_node_t *mscale = value_of(r->y, rope, "mscale"), *all = value_of(r->y, rope, "mscale_all_dim");
+    const yaml_node_t *mscale = assay_yaml_value(r->y, rope, "mscale"),
+                      *all = assay_yaml_value(r->y, rope, "mscale_all_dim");
     double one = 0, other = 0;
     assay_status status = ASSAY_OK;
     if (!is_null(mscale)) status = assay_yaml_real(r->y, mscale, "mscale", &one);
@@ -257,11 +247,11 @@ static assay_status read_rope(const hf_reader *r, const yaml_node_t *rope, const
     if (is_null(rope)) return ASSAY_OK;
     MUST(read_pairs(r, rope, what, ROPE));
     if (strcmp(r->config->rope_type.text, "yarn") != 0) {
-        if (is_null(value_of(r->y, rope, "mscale_all_dim"))) return ASSAY_OK;
+        if (is_null(assay_yaml_value(r->y, rope, "mscale_all_dim"))) return ASSAY_OK;
         return assay_yaml_refuse(r->y, rope, "%s has mscale_all_dim, expected none where the type is not yarn", what);
     }
     for (size_t i = 0; i < sizeof NEEDED / sizeof *NEEDED; i++) {
-        if (!is_null(value_of(r->y, rope, NEEDED[i]))) continue;
+        if (!is_null(assay_yaml_value(r->y, rope, NEEDED[i]))) continue;
         return assay_yaml_refuse(r->y, rope, "%s has no %s", what, NEEDED[i]);
     }
     return settle_mscale(r, rope);
@@ -286,7 +276,7 @@ static assay_status check_layer_types(const hf_reader *r, const yaml_node_t *typ
 static void settle_groups(const hf_reader *r, const yaml_node_t *root)
 {
     assay_model_config *config = r->config;
-    const bool greedy = strcmp(text_of(value_of(r->y, root, "topk_method")), "greedy") == 0;
+    const bool greedy = strcmp(text_of(assay_yaml_value(r->y, root, "topk_method")), "greedy") == 0;
     if (config->n_routing_groups > 1 && !greedy) return;
     config->n_routing_groups = config->topk_routing_group = -1;
     config->given[ASSAY_KEY_AT_n_routing_groups] = config->given[ASSAY_KEY_AT_topk_routing_group] = false;
@@ -316,7 +306,7 @@ static void settle_division(const hf_reader *r)
 
 static assay_status require_key(const hf_reader *r, const yaml_node_t *root, const char *name, bool may_be_null)
 {
-    const yaml_node_t *value = value_of(r->y, root, name);
+    const yaml_node_t *value = assay_yaml_value(r->y, root, name);
     if (value == NULL) {
         return assay_yaml_refuse(r->y, root, "the key %s is missing, which a configuration of %s has", name,
                                  r->model_type);
@@ -328,21 +318,21 @@ static assay_status require_key(const hf_reader *r, const yaml_node_t *root, con
 /* Of Qwen3-MoE transformers wrote num_experts, and num_local_experts since version 5. */
 static assay_status require_experts(const hf_reader *r, const yaml_node_t *root)
 {
-    const yaml_node_t *later = value_of(r->y, root, "num_local_experts");
+    const yaml_node_t *later = assay_yaml_value(r->y, root, "num_local_experts");
     if (later == NULL) return require_key(r, root, "num_experts", false);
-    if (value_of(r->y, root, "num_experts") == NULL) return require_key(r, root, "num_local_experts", false);
+    if (assay_yaml_value(r->y, root, "num_experts") == NULL) return require_key(r, root, "num_local_experts", false);
     return assay_yaml_refuse(r->y, later, "num_local_experts: num_experts stands there too, expected one of the two");
 }
 
 static assay_status require_keys(const hf_reader *r, const yaml_node_t *root)
 {
-    const yaml_node_t *parameters = value_of(r->y, root, "rope_parameters");
+    const yaml_node_t *parameters = assay_yaml_value(r->y, root, "rope_parameters");
     for (int i = 0; i < KEY_COUNT; i++) {
         const assay_hugging_face_key *key = &assay_hugging_face_keys[i];
         if (!key->required || (key->families & r->family) == 0) continue;
         MUST(require_key(r, root, key->name, key->settled != NULL));
     }
-    if (is_null(value_of(r->y, parameters, "rope_theta"))) MUST(require_key(r, root, "rope_theta", false));
+    if (is_null(assay_yaml_value(r->y, parameters, "rope_theta"))) MUST(require_key(r, root, "rope_theta", false));
     if (r->family == QWEN3) MUST(require_experts(r, root));
     /* transformers fills in yarn by 32 */
     if (r->family == GPT_OSS && is_null(parameters)) MUST(require_key(r, root, "rope_scaling", false));
@@ -361,8 +351,8 @@ static bool is_same_rope(const assay_model_config *a, const assay_model_config *
 /* An older key and a later one: which of the two transformers takes depends on its version. */
 static assay_status read_ropes(const hf_reader *r, const yaml_node_t *root)
 {
-    const yaml_node_t *scaling = value_of(r->y, root, "rope_scaling"),
-                      *parameters = value_of(r->y, root, "rope_parameters");
+    const yaml_node_t *scaling = assay_yaml_value(r->y, root, "rope_scaling"),
+                      *parameters = assay_yaml_value(r->y, root, "rope_parameters");
     MUST(read_rope(r, scaling, "rope_scaling"));
     const assay_model_config before = *r->config;
     MUST(read_rope(r, parameters, "rope_parameters"));
@@ -376,7 +366,7 @@ static assay_status read_config(const hf_reader *r, const yaml_node_t *root)
     MUST(require_keys(r, root));
     MUST(read_pairs(r, root, "a configuration", r->family));
     MUST(read_ropes(r, root));
-    MUST(check_layer_types(r, value_of(r->y, root, "layer_types")));
+    MUST(check_layer_types(r, assay_yaml_value(r->y, root, "layer_types")));
     if ((r->family & DEEPSEEKS_ROUTER) != 0) settle_groups(r, root);
     if ((r->family & GROUPED) != 0) settle_heads(r);
     if ((r->family & LATENT) != 0) settle_scores(r);
@@ -389,14 +379,9 @@ static assay_status read_said(const assay_yaml *y, const yaml_node_t *root, void
     return assay_model_read_mapping(y, root, arg);
 }
 
-bool assay_is_hugging_face(const assay_yaml *y, const yaml_node_t *root)
-{
-    return value_of(y, root, "model_type") != NULL;
-}
-
 assay_status assay_hugging_face_read(const assay_yaml *y, const yaml_node_t *root, assay_model_config *config)
 {
-    const yaml_node_t *model_type = value_of(y, root, "model_type");
+    const yaml_node_t *model_type = assay_yaml_value(y, root, "model_type");
     const char *known[FAMILY_COUNT + 1] = {NULL};
     for (int i = 0; i < FAMILY_COUNT; i++) {
         known[i] = FAMILIES[i].model_type;

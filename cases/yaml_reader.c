@@ -198,3 +198,14 @@ bool assay_yaml_next(assay_yaml_walk *w, assay_status *status)
     w->next++;
     return *status == ASSAY_OK;
 }
+
+const yaml_node_t *assay_yaml_value(const assay_yaml *y, const yaml_node_t *mapping, const char *key)
+{
+    if (mapping == NULL || mapping->type != YAML_MAPPING_NODE) return NULL;
+    for (const yaml_node_pair_t *p = mapping->data.mapping.pairs.start; p < mapping->data.mapping.pairs.top; p++) {
+        const yaml_node_t *name = yaml_document_get_node(y->document, p->key);
+        if (name->type != YAML_SCALAR_NODE || strcmp((const char *)name->data.scalar.value, key) != 0) continue;
+        return yaml_document_get_node(y->document, p->value);
+    }
+    return NULL;
+}

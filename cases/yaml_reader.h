@@ -40,6 +40,8 @@ typedef struct assay_yaml_walk {
     const char *key;
     const yaml_node_t *key_node, *value;
 } assay_yaml_walk;
+/* What stands behind the key in the mapping; NULL: nothing, or no mapping. */
+const yaml_node_t *assay_yaml_value(const assay_yaml *y, const yaml_node_t *mapping, const char *key);
 assay_yaml_walk assay_yaml_pairs(const assay_yaml *y, const yaml_node_t *mapping, const char *what);
 bool assay_yaml_next(assay_yaml_walk *w, assay_status *status);
 

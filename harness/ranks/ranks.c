@@ -65,11 +65,6 @@ assay_status assay_ranks_open(assay_context *ctx, assay_ranks **ranks)
     return ASSAY_OK;
 }
 
-bool assay_ranks_is_first(const assay_ranks *ranks)
-{
-    return ranks == NULL || ranks->transport.rank == 0;
-}
-
 /* The two words of the first rank. */
 static const char BEGIN = 'b', END = 'e';
 

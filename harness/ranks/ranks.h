@@ -25,7 +25,10 @@ assay_status assay_ranks_open(assay_context *ctx, assay_ranks **ranks);
 void assay_ranks_close(assay_ranks *ranks, assay_status status, const char *message);
 
 /* Whether this process is the first, or, where ranks are NULL, the only one. */
-bool assay_ranks_is_first(const assay_ranks *ranks);
+static inline bool assay_ranks_is_first(const assay_ranks *ranks)
+{
+    return ranks == NULL || ranks->transport.rank == 0;
+}
 
 /* Of the first: the others begin with their cases. Of another: waits for that; false: the run ends before. */
 bool assay_ranks_begin(assay_ranks *ranks);

@@ -9,11 +9,6 @@ assay_status assay_ranks_open(assay_context *ctx, assay_ranks **ranks)
                       "mpirun has started several processes: this build was made without ranks (ASSAY_WITHOUT=ranks)");
 }
 
-bool assay_ranks_is_first(const assay_ranks *ranks)
-{
-    return ranks == NULL;
-}
-
 bool assay_ranks_begin(assay_ranks *ranks)
 {
     return ranks != NULL;
