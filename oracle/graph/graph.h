@@ -265,6 +265,13 @@ double graph_scratch(const graph *g); /* numbers that steps work with besides */
 
 /* --- running (graph_walk.c) --- */
 
+/* Room that is not needed any more, which a tensor of the same size takes. */
+enum { GRAPH_SPARES = 4 };
+typedef struct graph_room {
+    double *numbers;
+    int64_t size;
+} graph_room;
+
 /* Starts by graph_open. What is lent stays its owner's; the rest is the run's. */
 typedef struct graph_run {
     const graph *graph;
@@ -293,8 +300,8 @@ typedef struct graph_run {
     /* Of y that a softmax makes, in an emulated run: the sum over its axis of y times its gradient, as it follows from a product; and
      * terms of the gradient of x that cancel in another form of what reads y. */
     double *row_sums[GRAPH_TENSORS], *cancelled[GRAPH_TENSORS];
-    double *spare; /* room of spare_size numbers */
-    int64_t spare_size;
+    graph_room spare[GRAPH_SPARES];
+    int oldest_spare;
     bool leads[GRAPH_TENSORS];                        /* of a gradient: something comes of it that is wanted */
     int terms[GRAPH_TENSORS], pending[GRAPH_TENSORS]; /* likewise: those that are in it, and those to come */
 } graph_run;

@@ -10,15 +10,35 @@
 #include "oracle/ops/quantised_spread.h"
 #include "oracle/ops/vector_sums.h"
 
+/* Large room is kept for the next tensor of its size, where the graph reuses it: the kernel clears every new page. */
+static void drop_room(graph_run *r, double *numbers, int64_t size)
+{
+    enum { LARGE = 4096 };
+    int at = 0;
+    while (at < GRAPH_SPARES && r->spare[at].numbers != NULL) at++;
+    if (numbers == NULL || !r->graph->reuses || size < LARGE) {
+        free(numbers);
+        return;
+    }
+    if (at == GRAPH_SPARES) at = r->oldest_spare++ % GRAPH_SPARES;
+    free(r->spare[at].numbers);
+    r->spare[at] = (graph_room){numbers, size};
+}
+
+static assay_status find_room(assay_context *ctx, graph_run *r, const char *what, int64_t size, double **numbers)
+{
+    for (int i = 0; i < GRAPH_SPARES; i++) {
+        if (r->spare[i].numbers == NULL || r->spare[i].size != size) continue;
+        *numbers = r->spare[i].numbers;
+        r->spare[i].numbers = NULL;
+        return ASSAY_OK;
+    }
+    return assay_alloc_f64(ctx, what, size, numbers);
+}
+
 static void drop_value(graph_run *r, int tensor)
 {
-    if (!r->lent[tensor] && r->value[tensor] != NULL && r->graph->reuses) {
-        free(r->spare);
-        r->spare = r->value[tensor];
-        r->spare_size = graph_size(r->graph, tensor);
-    } else if (!r->lent[tensor]) {
-        free(r->value[tensor]);
-    }
+    if (!r->lent[tensor]) drop_room(r, r->value[tensor], graph_size(r->graph, tensor));
     r->value[tensor] = NULL;
     r->lent[tensor] = false;
 }
@@ -28,7 +48,7 @@ static void drop_gradient(graph_run *r, int tensor)
     free(r->row_sums[tensor]);
     free(r->cancelled[tensor]);
     r->row_sums[tensor] = r->cancelled[tensor] = NULL;
-    if (!r->lent_gradient[tensor]) free(r->gradient[tensor]);
+    if (!r->lent_gradient[tensor]) drop_room(r, r->gradient[tensor], graph_size(r->graph, tensor));
     r->gradient[tensor] = NULL;
     r->lent_gradient[tensor] = false;
 }
@@ -36,13 +56,15 @@ static void drop_gradient(graph_run *r, int tensor)
 void graph_close(graph_run *r)
 {
     for (int t = 0; t < r->tensor_count; t++) {
-        drop_value(r, t);
-        drop_gradient(r, t);
+        if (!r->lent[t]) free(r->value[t]);
+        if (!r->lent_gradient[t]) free(r->gradient[t]);
+        free(r->row_sums[t]);
+        free(r->cancelled[t]);
         free(r->spread[t]);
         free(r->chosen[t]);
         free(r->gradient_spread[t]);
     }
-    free(r->spare);
+    for (int i = 0; i < GRAPH_SPARES; i++) free(r->spare[i].numbers);
     *r = (graph_run){0};
 }
 
@@ -214,12 +236,7 @@ static assay_status make_room(assay_context *ctx, graph_run *r, int tensor)
         graph_lend(r, tensor, r->room[tensor]);
         return ASSAY_OK;
     }
-    if (r->spare != NULL && r->spare_size == graph_size(r->graph, tensor)) {
-        r->value[tensor] = r->spare;
-        r->spare = NULL;
-        return ASSAY_OK;
-    }
-    return assay_alloc_f64(ctx, r->graph->tensors[tensor].row.name, graph_size(r->graph, tensor), &r->value[tensor]);
+    return find_room(ctx, r, r->graph->tensors[tensor].row.name, graph_size(r->graph, tensor), &r->value[tensor]);
 }
 
 assay_status graph_read_inputs(assay_context *ctx, graph_run *r)
@@ -434,7 +451,7 @@ static assay_status term_of(assay_context *ctx, graph_run *r, const graph_step *
     if ((!r->leads[tensor] && !(step->kind->makes >> i & 1)) || *dx != NULL) return ASSAY_OK;
     for (int k = 0; k < i; k++) again |= step->in[k] == tensor;
     if (r->terms[tensor] == 0 && !again) *dx = r->gradient_room[tensor];
-    if (*dx == NULL) MUST(assay_alloc_f64(ctx, "gradient", size, dx));
+    if (*dx == NULL) MUST(find_room(ctx, r, "gradient", size, dx));
     if (in_parts) memset(*dx, 0, (size_t)size * sizeof **dx);
     if (in_parts) r->gradient[tensor] = *dx;
     if (in_parts) r->lent_gradient[tensor] = *dx == r->gradient_room[tensor];
@@ -466,7 +483,7 @@ static void join(const assay_context *ctx, graph_run *r, int tensor, double *ter
     if (term == r->gradient[tensor]) return; /* its columns */
     graph_add_term(ctx, r->graph, size, term, r->gradient[tensor]);
     if (rounded) assay_round(ctx, ASSAY_ROUND_STORAGE, size, r->gradient[tensor]);
-    free(term);
+    drop_room(r, term, size);
 }
 
 /* Of two outputs one may be what a mutant reads no more, though others do. */
@@ -514,7 +531,8 @@ static assay_status back(assay_context *ctx, graph_run *r, int number)
     }
 cleanup:
     for (int i = 0; i < GRAPH_IN; i++) /* after a failure, or unwanted */
-        if (c.dx[i] != r->gradient_room[step->in[i]] && c.dx[i] != r->gradient[step->in[i]]) free(c.dx[i]);
+        if (c.dx[i] != r->gradient_room[step->in[i]] && c.dx[i] != r->gradient[step->in[i]])
+            drop_room(r, c.dx[i], graph_size(r->graph, step->in[i]));
     return status;
 }
 
