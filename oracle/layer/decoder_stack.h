@@ -24,8 +24,8 @@
 #include "oracle/blocks/gqa.h"
 #include "oracle/blocks/mla.h"
 #include "oracle/layer/remat.h"
-#include "oracle/moe/sharded_moe.h"
 #include "oracle/moe/moe.h"
+#include "oracle/moe/sharded_moe.h"
 
 /* Which of the two a layer has. */
 typedef enum assay_layer_attention { ASSAY_LAYER_MLA, ASSAY_LAYER_GQA } assay_layer_attention;

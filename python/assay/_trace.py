@@ -1185,17 +1185,17 @@ def library_of(function: Callable[..., Any], example: Mapping[str, Any]) -> str:
     return next((root for root in found if root in ("torch", "jax")), "")
 
 
-def as_function(function: Callable[..., Any], example: Any) -> tuple[Callable[..., Any], dict[str, Any], list[str]]:
+def as_function(function: Callable[..., Any], example: Any) -> tuple[Callable[..., Any], Any, list[str]]:
     """A function, its example by the names of its arguments, and which of these are weights: of a module of PyTorch its parameters."""
     module: Any = function if hasattr(function, "named_parameters") else None
-    if not isinstance(example, Mapping):
+    if isinstance(example, (tuple, list)) or hasattr(example, "shape"):
         given = list(example) if isinstance(example, (tuple, list)) else [example]
         names = [name for name, p in inspect.signature(module.forward if module else function).parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         if len(given) > len(names):
             raise lib.BadInput(f"{said_place(place_of(function))}: the example has {len(given)} tensors, expected at most {len(names)}: {', '.join(names)}")
         example = dict(zip(names, given))
-    if module is None:
-        return function, dict(example), []
+    if module is None or not isinstance(example, Mapping):
+        return function, example, []
     return importlib.import_module("._trace_torch", __package__).functional(module, dict(example))  # type: ignore[no-any-return]
 
 
