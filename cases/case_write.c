@@ -17,8 +17,17 @@ static void write_text(FILE *out, const char *before, const char *text)
     fprintf(out, "%s%s", before, quoted);
 }
 
-static void write_list(FILE *out, const char *key, const assay_text_list *list)
+static bool same_list(const assay_text_list *a, const assay_text_list *b)
 {
+    bool same = a->count == b->count;
+    for (int i = 0; same && i < a->count; i++) same = strcmp(a->items[i], b->items[i]) == 0;
+    return same;
+}
+
+/* Unless it is as it would be without the line. */
+static void write_list(FILE *out, const char *key, const assay_text_list *list, const assay_text_list *otherwise)
+{
+    if (otherwise != NULL && same_list(list, otherwise)) return;
     fprintf(out, "%s: [", key);
     for (int i = 0; i < list->count; i++) write_text(out, i > 0 ? ", " : "", list->items[i]);
     fprintf(out, "]\n");
@@ -78,11 +87,11 @@ static void write_config(FILE *out, const assay_case *c, bool all)
     fprintf(out, "}\n");
 }
 
-static void write_inputs(FILE *out, const assay_case *c)
+static void write_inputs(FILE *out, const assay_case *c, bool all)
 {
     bool any = c->input_count > 0; /* a program's weights stand in a block of their own */
     for (int i = 0; c->program != NULL && i < c->program->tensor_count; i++) any |= !c->program->tensors[i].weight;
-    fprintf(out, any ? "inputs:\n" : "inputs: {}\n");
+    if (any || all) fprintf(out, any ? "inputs:\n" : "inputs: {}\n");
     assay_case_write_inputs(out, c);
     for (int i = 0; i < c->input_count; i++) {
         if (assay_case_is_declared(c, c->inputs[i].path)) continue;
@@ -93,23 +102,34 @@ static void write_inputs(FILE *out, const assay_case *c)
     }
 }
 
-static void write_case(FILE *out, const assay_case *c, bool all)
+static void write_mesh(FILE *out, const assay_case *c, bool all)
 {
-    write_text(out, "case: ", c->name);
-    write_text(out, "\ndescription: ", c->description);
-    fprintf(out, "\n");
-    write_list(out, "tags", &c->tags);
-    write_text(out, "op: ", c->op);
-    fprintf(out, "\n");
-    if (c->program == NULL) write_config(out, c, all);
-    fprintf(out, "batch: %" PRId64 "\nsequence: %" PRId64 "\n", c->batch, c->sequence);
+    const int64_t devices = c->mesh_data * c->mesh_fsdp * c->mesh_expert * c->mesh_tensor * c->mesh_mlp_tensor;
+    if (!all && devices == 1) return;
     fprintf(out, "mesh: {data: %" PRId64 ", fsdp: %" PRId64 ", expert: %" PRId64, c->mesh_data, c->mesh_fsdp,
             c->mesh_expert);
     if (c->mesh_tensor > 1) fprintf(out, ", tensor: %" PRId64, c->mesh_tensor);
     if (c->mesh_mlp_tensor > 1) fprintf(out, ", mlp_tensor: %" PRId64, c->mesh_mlp_tensor);
     if (c->mesh_fsdp_transpose > 1) fprintf(out, ", fsdp_transpose: %" PRId64, c->mesh_fsdp_transpose);
     fprintf(out, "}\n");
-    fprintf(out, "seed: %" PRIu64 "\ndtype: %s\n", c->seed, assay_dtype_name(c->dtype));
+}
+
+/* plain: a case with every default, whose lines are left out; NULL: all are written. */
+static void write_case(FILE *out, const assay_case *c, const assay_case *plain)
+{
+    const bool all = plain == NULL;
+    write_text(out, "case: ", c->name);
+    if (all || c->description[0] != '\0') write_text(out, "\ndescription: ", c->description);
+    fprintf(out, "\n");
+    write_list(out, "tags", &c->tags, all ? NULL : &plain->tags);
+    write_text(out, "op: ", c->op);
+    fprintf(out, "\n");
+    if (c->program == NULL) write_config(out, c, all);
+    if (all || c->batch != plain->batch) fprintf(out, "batch: %" PRId64 "\n", c->batch);
+    if (all || c->sequence != plain->sequence) fprintf(out, "sequence: %" PRId64 "\n", c->sequence);
+    write_mesh(out, c, all);
+    if (all || c->seed != plain->seed) fprintf(out, "seed: %" PRIu64 "\n", c->seed);
+    if (all || c->dtype != plain->dtype) fprintf(out, "dtype: %s\n", assay_dtype_name(c->dtype));
     for (int i = 0; i < c->dtype_count; i++) {
         write_text(out, i == 0 ? "dtypes: {" : ", ", c->dtypes[i].pattern);
         fprintf(out, ": %s%s", assay_dtype_name(c->dtypes[i].type), i + 1 == c->dtype_count ? "}\n" : "");
@@ -119,25 +139,26 @@ static void write_case(FILE *out, const assay_case *c, bool all)
         fprintf(out, ": %s%s", c->quant_formats[i].format->name, i + 1 == c->quant_format_count ? "}\n" : "");
     }
     if (c->fill != ASSAY_NORMAL) fprintf(out, "fill: %s\n", assay_distribution_name(c->fill));
-    write_inputs(out, c);
+    write_inputs(out, c, all);
     assay_case_write_program(out, c);
-    fprintf(out, "positions: {start: %" PRId64 ", step: %" PRId64 "}\n", c->position_start, c->position_step);
+    if (all || c->position_start != plain->position_start || c->position_step != plain->position_step)
+        fprintf(out, "positions: {start: %" PRId64 ", step: %" PRId64 "}\n", c->position_start, c->position_step);
     if (c->sketch_above > 0) fprintf(out, "sketch_above: %" PRId64 "\n", c->sketch_above);
     if (c->drawn_above > 0) fprintf(out, "drawn_above: %" PRId64 "\n", c->drawn_above);
     if (c->only_layer >= 0) fprintf(out, "only_layer: %" PRId64 "\n", c->only_layer);
-    write_list(out, "gradients", &c->gradients);
-    write_list(out, "checkpoints", &c->checkpoints);
-    write_list(out, "profiles", &c->profiles);
+    write_list(out, "gradients", &c->gradients, all ? NULL : &plain->gradients);
+    write_list(out, "checkpoints", &c->checkpoints, all ? NULL : &plain->checkpoints);
+    write_list(out, "profiles", &c->profiles, all ? NULL : &plain->profiles);
 }
 
-static assay_status to_yaml(assay_context *ctx, const assay_case *c, bool all, char **text)
+static assay_status to_yaml(assay_context *ctx, const assay_case *c, const assay_case *plain, char **text)
 {
     char *memory = NULL;
     size_t size = 0;
     *text = NULL;
     FILE *out = assay_text_open(&memory, &size);
     if (out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory to write it as YAML", c->name);
-    write_case(out, c, all);
+    write_case(out, c, plain);
     if (!assay_text_close(out, &memory)) {
         return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory to write it as YAML", c->name);
     }
@@ -147,10 +168,14 @@ static assay_status to_yaml(assay_context *ctx, const assay_case *c, bool all, c
 
 assay_status assay_case_to_yaml(assay_context *ctx, const assay_case *c, char **text)
 {
-    return to_yaml(ctx, c, true, text);
+    return to_yaml(ctx, c, NULL, text);
 }
 
 assay_status assay_case_to_short_yaml(assay_context *ctx, const assay_case *c, char **text)
 {
-    return to_yaml(ctx, c, false, text);
+    assay_case plain;
+    MUST(assay_case_init(ctx, &plain));
+    const assay_status status = to_yaml(ctx, c, &plain, text);
+    assay_case_free(&plain);
+    return status;
 }
