@@ -61,7 +61,7 @@ static bool find_rows(const moe_block *block, int64_t expert, int64_t piece, moe
     return true;
 }
 
-/* Where an expert's rows of zeros come from, and what of it a checkpoint of a slot shows. */
+/* The row of each slot of the expert; a free slot has the row of zeros, behind those of its choices. */
 static void fill_slots(moe_block *block)
 {
     const moe_rows *rows = &block->rows;
