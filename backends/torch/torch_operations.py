@@ -221,8 +221,10 @@ class Router:
     def __init__(self, c: Call, logits: Tensor, bias: Tensor | None, batch: int):
         s, self.family, self.experts = c.s, family_of(c.s), logits.shape[-1]
         self.batch, self.k = batch, s.count("num_experts_per_tok")
-        deepseek = self.family != "default"
-        score = s["routed_score_func"]
+        fused, deepseek = self.family == "fused", self.family not in ("default", "fused")
+        score = s["routed_score_func"] or ("softmax" if fused else "")
+        if fused and bias is not None:
+            logits, bias = logits + bias, None
         functions = {"sigmoid": torch.sigmoid, "softmax": lambda x: torch.softmax(x, -1),
                      "sqrtsoftplus": sqrtsoftplus}
         scores = functions.get(score, lambda x: x)(logits)
@@ -230,8 +232,8 @@ class Router:
         allowed = self.of_groups(c, bias) if deepseek and s.count("n_routing_groups") > 0 else self.biased
         self.chosen = best(c, allowed, self.k)
         gathered = (scores if self.family == "deepseek3" else self.biased).gather(-1, self.chosen)
-        self.weights = gathered if deepseek else torch.softmax(gathered, -1)
-        divides = score in ("sigmoid", "sqrtsoftplus") if deepseek else s.true("norm_topk_prob")
+        self.weights = gathered if deepseek or fused else torch.softmax(gathered, -1)
+        divides = score in ("sigmoid", "sqrtsoftplus") if deepseek else fused or s.true("norm_topk_prob")
         if divides:
             self.weights = self.weights / (self.weights.sum(-1, keepdim=True) + (1e-20 if deepseek else 0))
         self.weights = self.weights * (s.number("routed_scaling_factor") if deepseek else 1)
