@@ -98,8 +98,6 @@ typedef struct moe_checkpoints {
 /* Of the experts, or of the shared one. */
 assay_status moe_checkpoints_open(assay_context *ctx, moe_checkpoints *c, const moe_block *block, bool routed);
 void moe_checkpoints_close(moe_checkpoints *c);
-/* The rows at hand of a checkpoint that is wanted. */
-assay_status moe_checkpoints_put(assay_context *ctx, moe_checkpoints *c, int checkpoint, const double *values);
 /* After all rows. */
 assay_status moe_checkpoints_finish(assay_context *ctx, moe_checkpoints *c);
 /* Has what the block's has of these checkpoints, "staged/" and "spread/" too; rows of no slot are 0. */
@@ -256,9 +254,6 @@ assay_status moe_route_backward(assay_context *ctx, moe_block *block, double *d_
 assay_status moe_given_backward(assay_context *ctx, moe_block *block, double *d_weights);
 /* What belongs to routing (moe_results.c). */
 assay_status moe_write_routing(assay_context *ctx, const moe_block *block);
-
-/* map [E]: the number of each expert here, -1 where he is elsewhere. */
-assay_status moe_read_expert_map(assay_context *ctx, const moe_block *block, int32_t *map);
 
 /* Rows: parallel over them, the same bits for any number of threads and instruction set. tokens NULL: row i is token i;
  * weights NULL: 1. */

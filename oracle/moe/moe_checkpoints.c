@@ -131,7 +131,8 @@ static void place_rows(const assay_context *ctx, const moe_checkpoints *c, int c
     }
 }
 
-assay_status moe_checkpoints_put(assay_context *ctx, moe_checkpoints *c, int checkpoint, const double *values)
+/* The rows at hand, where the checkpoint is wanted. */
+static assay_status put(assay_context *ctx, moe_checkpoints *c, int checkpoint, const double *values)
 {
     const moe_slots *slots = slots_of(c);
     const int64_t width = c->width[checkpoint];
@@ -221,7 +222,7 @@ static assay_status write_rows(assay_context *ctx, void *self, const char *path,
 {
     moe_checkpoints *c = self;
     (void)count;
-    return moe_checkpoints_put(ctx, c, checkpoint_of(c, path), values);
+    return put(ctx, c, checkpoint_of(c, path), values);
 }
 
 assay_source moe_checkpoints_source(moe_checkpoints *c)

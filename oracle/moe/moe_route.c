@@ -76,7 +76,8 @@ static assay_status choose(assay_context *ctx, moe_block *block)
 
 /* --- what copies are sorted by --- */
 
-assay_status moe_read_expert_map(assay_context *ctx, const moe_block *block, int32_t *map)
+/* map [E]: the number of each expert here, -1 where it is elsewhere. */
+static assay_status read_expert_map(assay_context *ctx, const moe_block *block, int32_t *map)
 {
     static const char path[] = "inputs/expert_map";
     const assay_source *in = block->in;
@@ -112,7 +113,7 @@ static assay_status place_choices(assay_context *ctx, moe_block *block)
     if (block->replicas.first == NULL && !local) return ASSAY_OK;
     MUST(assay_alloc_i32(ctx, "groups of copies", block->sites * copies, &block->placed));
     if (local) MUST(assay_alloc_i32(ctx, "expert map", block->experts, &map));
-    if (local) MUST(moe_read_expert_map(ctx, block, map));
+    if (local) MUST(read_expert_map(ctx, block, map));
     for (int64_t site = 0; site < block->sites; site++) {
         const int32_t *selected = block->site[site].routing.selected_experts;
         int32_t *placed = block->placed + site * copies;
