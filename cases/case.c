@@ -6,6 +6,7 @@
 
 #include "cases/case_internal.h"
 #include "oracle/base/memory.h"
+#include "oracle/program/program.h"
 
 assay_status assay_text_list_append(assay_context *ctx, assay_text_list *list, const char *text, size_t length)
 {
@@ -67,7 +68,7 @@ void assay_case_free(assay_case *c)
     free(c->inputs);
     free(c->dtypes);
     free(c->quant_formats);
-    free(c->program);
+    assay_program_free(c->program);
     assay_text_list_free(&c->tags);
     assay_text_list_free(&c->gradients);
     assay_text_list_free(&c->checkpoints);

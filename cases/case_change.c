@@ -53,7 +53,7 @@ assay_status assay_case_copy(assay_context *ctx, const assay_case *c, assay_case
     TRY(copy_array(ctx, "dtypes", c->dtype_count, sizeof *c->dtypes, c->dtypes, &copy->dtypes));
     TRY(copy_array(ctx, "quant_formats", c->quant_format_count, sizeof *c->quant_formats, c->quant_formats,
                    &copy->quant_formats));
-    TRY(copy_array(ctx, "the program", c->program != NULL, sizeof *c->program, c->program, &copy->program));
+    if (c->program != NULL) TRY(assay_program_copy(ctx, c->program, &copy->program));
     TRY(copy_list(ctx, &c->tags, &copy->tags));
     TRY(copy_list(ctx, &c->gradients, &copy->gradients));
     TRY(copy_list(ctx, &c->checkpoints, &copy->checkpoints));

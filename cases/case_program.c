@@ -11,12 +11,7 @@
 
 static assay_status program_of(const assay_yaml *y, assay_case *c, assay_program **p)
 {
-    void *made = NULL;
-    if (c->program == NULL) {
-        MUST(assay_alloc(y->ctx, "the program", 1, sizeof **p, &made));
-        c->program = made;
-        memset(c->program, 0, sizeof *c->program);
-    }
+    if (c->program == NULL) MUST(assay_alloc_list(y->ctx, "the program", 1, sizeof **p, &c->program));
     *p = c->program;
     return ASSAY_OK;
 }
@@ -79,10 +74,7 @@ static assay_status add_tensor(const assay_yaml *y, assay_case *c, const assay_p
     MUST(program_of(y, c, &p));
     if (assay_program_find(p, tensor->name) != NULL)
         return assay_yaml_refuse(y, at, "%s is there twice: inputs and weights have names of their own", tensor->name);
-    if (p->tensor_count == ASSAY_PROGRAM_TENSORS)
-        return assay_yaml_refuse(y, at, "a program has at most %d inputs and weights", ASSAY_PROGRAM_TENSORS);
-    p->tensors[p->tensor_count++] = *tensor;
-    return ASSAY_OK;
+    return assay_program_add_tensor(y->ctx, p, tensor);
 }
 
 bool assay_case_declares(const assay_yaml *y, const yaml_node_t *value)
@@ -146,21 +138,12 @@ static assay_status read_line(const assay_yaml *y, assay_case *c, bool output, c
         line.line = (int)w->value->start_mark.line + 1;
         line.column = (int)w->value->start_mark.column + 1 + (w->value->data.scalar.style != YAML_PLAIN_SCALAR_STYLE);
     }
-    p->lines[p->line_count++] = line;
-    return ASSAY_OK;
+    return assay_program_add_line(y->ctx, p, &line);
 }
 
 static assay_status read_lines(const assay_yaml *y, assay_case *c, bool output, const yaml_node_t *node)
 {
     assay_status status = ASSAY_OK;
-    if (node->type == YAML_MAPPING_NODE) {
-        assay_program *p;
-        MUST(program_of(y, c, &p));
-        const int64_t found = p->line_count + (node->data.mapping.pairs.top - node->data.mapping.pairs.start);
-        if (found > ASSAY_PROGRAM_LINES)
-            return assay_yaml_refuse(y, node, "%lld steps and outputs, expected at most %d", (long long)found,
-                                     ASSAY_PROGRAM_LINES);
-    }
     for (assay_yaml_walk w = assay_yaml_pairs(y, node, output ? "outputs" : "steps"); assay_yaml_next(&w, &status);)
         status = read_line(y, c, output, &w);
     return status;

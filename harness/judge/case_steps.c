@@ -118,7 +118,7 @@ static void add_graph_step(builder *b, const graph *g, const graph_step *from, i
 }
 
 /* x: what stands in the place of inputs/x; -1: it does itself. of: tensors by their places in the graph. */
-static void add_graph(builder *b, const graph *g, int x, int of[GRAPH_TENSORS])
+static void add_graph(builder *b, const graph *g, int x, int *of)
 {
     for (int t = 1; t < g->tensor_count; t++) {
         const assay_tensor_row *row = &g->tensors[t].row;
@@ -169,7 +169,7 @@ static int add_engine(builder *b, const char *kind, int in, const assay_shape *s
 }
 
 /* Outputs that have another name, or none, where they are made. */
-static void add_outputs(builder *b, const graph *g, const int of[GRAPH_TENSORS])
+static void add_outputs(builder *b, const graph *g, const int *of)
 {
     for (int i = 0; i < g->output_count; i++) {
         char path[ASSAY_PATH_SIZE];
@@ -268,12 +268,14 @@ static int add_layers(builder *b, const assay_stack_config *config, bool whole, 
     return x;
 }
 
-static assay_status alloc_steps(assay_context *ctx, const assay_tensor_list *list, int64_t graphs, assay_steps **steps)
+/* steps, tensors: of a graph. */
+static assay_status alloc_steps(assay_context *ctx, const assay_tensor_list *list, int64_t graphs, int64_t most_steps,
+                                int64_t most_tensors, assay_steps **steps)
 {
     MUST(assay_alloc(ctx, "steps", 1, sizeof **steps, steps));
     **steps = (assay_steps){0};
-    MUST(assay_alloc(ctx, "steps", graphs * (GRAPH_STEPS + 4) + 1, sizeof *(*steps)->steps, &(*steps)->steps));
-    MUST(assay_alloc(ctx, "steps", graphs * (GRAPH_TENSORS + GRAPH_STEPS + 4) + list->count + 1,
+    MUST(assay_alloc(ctx, "steps", graphs * (most_steps + 4) + 1, sizeof *(*steps)->steps, &(*steps)->steps));
+    MUST(assay_alloc(ctx, "steps", graphs * (most_tensors + most_steps + 4) + list->count + 1,
                      sizeof *(*steps)->tensors, &(*steps)->tensors));
     return ASSAY_OK;
 }
@@ -293,6 +295,7 @@ assay_status assay_case_steps(assay_context *ctx, const assay_case *c, bool whol
     assay_tensor_list list = {0};
     assay_stack_config config;
     graph g;
+    int *of = NULL;
     *steps = NULL;
     TRY(assay_operation_prepare(ctx, c, &operation, &list));
     if (!assay_has_steps(operation)) {
@@ -301,22 +304,23 @@ assay_status assay_case_steps(assay_context *ctx, const assay_case *c, bool whol
     }
     builder b = {.list = &list};
     if (operation->graph != NULL) {
-        int of[GRAPH_TENSORS];
         TRY(assay_operation_graph(ctx, operation, c, &g));
-        TRY(alloc_steps(ctx, &list, 1, steps));
+        TRY(alloc_steps(ctx, &list, 1, g.step_count, g.tensor_count, steps));
+        TRY(assay_alloc_list(ctx, "steps", g.tensor_count, sizeof *of, &of));
         b.s = *steps;
         add_graph(&b, &g, -1, of);
         add_outputs(&b, &g, of);
     } else {
         const assay_tensor_entry *y = assay_tensor_list_find(&list, "outputs/y");
         TRY(assay_stack_config_of(ctx, c, &config));
-        TRY(alloc_steps(ctx, &list, config.layers - config.first_layer, steps));
+        TRY(alloc_steps(ctx, &list, config.layers - config.first_layer, GRAPH_STEPS, GRAPH_TENSORS, steps));
         b.s = *steps;
         const int result = add_layers(&b, &config, whole, &y->spec.shape);
         b.prefix[0] = '\0';
         add_name(&b, "", "outputs/y", result, &y->spec.shape);
     }
 cleanup:
+    free(of);
     assay_tensor_list_free(&list);
     if (status != ASSAY_OK) {
         assay_steps_free(*steps);

@@ -129,8 +129,8 @@ typedef struct block_run {
     assay_head_layout layout; /* by a recipe over a mesh; else nothing */
     assay_source checkpoints;
     assay_sink shown;
-    double *given[GRAPH_TENSORS], *gradients[GRAPH_TENSORS], *cotangents[GRAPH_OUTPUTS];
-    int32_t *indices[GRAPH_TENSORS];
+    double **given, **gradients, **cotangents; /* of each tensor, and of each output */
+    int32_t **indices;
     bool back; /* something comes of backward that is wanted */
 } block_run;
 
@@ -197,7 +197,11 @@ static assay_status open_run(assay_context *ctx, const assay_operation *operatio
     m->mesh = assay_mesh_of(m->c);
     operation->graph(config, false, &m->g);
     m->g.unrounded = true;
-    graph_open(&m->r, &m->g);
+    MUST(graph_open(ctx, &m->r, &m->g));
+    MUST(assay_alloc_list(ctx, "inputs", m->g.tensor_count, sizeof *m->given, &m->given));
+    MUST(assay_alloc_list(ctx, "gradients", m->g.tensor_count, sizeof *m->gradients, &m->gradients));
+    MUST(assay_alloc_list(ctx, "inputs", m->g.tensor_count, sizeof *m->indices, &m->indices));
+    MUST(assay_alloc_list(ctx, "cotangents", m->g.output_count, sizeof *m->cotangents, &m->cotangents));
     for (int t = 1; t < m->g.tensor_count; t++)
         if (is_variable(&m->g, t) || m->g.tensors[t].role == GRAPH_INDICES) MUST(read_given(ctx, m, t));
     MUST(check_given(ctx, m));
@@ -217,12 +221,16 @@ static assay_status open_run(assay_context *ctx, const assay_operation *operatio
 static void close_run(block_run *m)
 {
     if (m->r.graph != NULL) graph_close(&m->r);
-    for (int t = 0; t < GRAPH_TENSORS; t++) {
+    for (int t = 0; m->cotangents != NULL && t < m->g.tensor_count; t++) {
         free(m->given[t]);
         free(m->gradients[t]);
         free(m->indices[t]);
     }
-    for (int i = 0; i < GRAPH_OUTPUTS; i++) free(m->cotangents[i]);
+    for (int i = 0; m->cotangents != NULL && i < m->g.output_count; i++) free(m->cotangents[i]);
+    free(m->given);
+    free(m->gradients);
+    free(m->indices);
+    free(m->cotangents);
 }
 
 /* Outputs that are one tensor have one gradient, the sum of their cotangents. */

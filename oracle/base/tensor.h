@@ -10,7 +10,7 @@
 
 struct assay_random_recipe;
 
-#define ASSAY_MAX_RANK 6
+#define ASSAY_MAX_RANK 12
 #define ASSAY_PATH_SIZE 160
 
 typedef struct assay_shape {

@@ -15,7 +15,8 @@
 #include "oracle/ops/quant_recipe.h"
 #include "oracle/ops/yarn_rope.h"
 
-enum { GRAPH_TENSORS = 160, GRAPH_STEPS = 96, GRAPH_IN = 7, GRAPH_OUT = 2, GRAPH_OUTPUTS = 64 };
+/* What a graph has room for by itself; that of a program asks for memory where it needs more (graph_open_room). */
+enum { GRAPH_TENSORS = 160, GRAPH_STEPS = 96, GRAPH_OUTPUTS = 16, GRAPH_IN = 7, GRAPH_OUT = 2 };
 
 typedef enum graph_role {
     GRAPH_WITHIN, /* computed again where backward reads it */
@@ -133,6 +134,7 @@ typedef struct graph_output {
     int tensor;
 } graph_output;
 
+/* It is not copied: its lists may stand in it. */
 typedef struct graph {
     const void *config; /* while it is built */
     int64_t (*axis_size)(const void *config, char axis);
@@ -143,21 +145,29 @@ typedef struct graph {
     int gradients[GRAPH_STEPS]; /* tensors with one, in the order of their checkpoints */
     int result;
     int output_count;
-    graph_output outputs[GRAPH_OUTPUTS];
     int64_t owners; /* of its rows, as many each: the gradients of weights are the sums of theirs, ascending; 0 is 1 */
     /* What ends is its caller's to round: a gradient of one term that is wanted, and an output that only its own step reads,
      * when that runs back. */
     bool unrounded;
     bool reuses;  /* room of what is dropped is used again: a program may have many steps and little work in each */
     bool adds_up; /* sums of gradients are rounded like any other sum besides (vector_sums.h) */
-    graph_tensor tensors[GRAPH_TENSORS];
-    graph_step steps[GRAPH_STEPS];
+    graph_tensor *tensors;
+    graph_step *steps;
+    graph_output *outputs;
+    graph_tensor own_tensors[GRAPH_TENSORS];
+    graph_step own_steps[GRAPH_STEPS];
+    graph_output own_outputs[GRAPH_OUTPUTS];
 } graph;
 
 /* --- building (graph_build.c) --- */
 
 /* axis_size: of the letters that tensors' axes have. */
 void graph_begin(graph *g, const void *config, int64_t (*axis_size)(const void *config, char axis));
+/* After graph_begin: room for so many, until graph_close_room. */
+assay_status graph_open_room(assay_context *ctx, graph *g, int64_t tensors, int64_t steps, int64_t outputs);
+void graph_close_room(graph *g); /* safe on a zeroed struct */
+/* The same graph, whose tensors and steps stay the other's. */
+void graph_view(graph *g, const graph *of);
 /* Other sizes from here on, of a block within. */
 void graph_within(graph *g, const void *config, int64_t (*axis_size)(const void *config, char axis));
 int graph_input(graph *g, const char *name, const char *axes);
@@ -275,41 +285,44 @@ typedef struct graph_room {
 /* Starts by graph_open. What is lent stays its owner's; the rest is the run's. */
 typedef struct graph_run {
     const graph *graph;
-    int tensor_count;           /* the graph's, which may go before the run is closed */
-    const assay_source *in;     /* staged tensors and spreads; NULL: there are none */
-    const assay_sink *out;      /* checkpoints; NULL: nobody wants any */
-    const char *prefix;         /* of their paths: "layers/3/" or "" */
-    int64_t number;             /* of runs whose tensors lie one after the other in the source's: this one's */
-    bool hidden[GRAPH_TENSORS]; /* a checkpoint that is not written */
-    bool shown[GRAPH_TENSORS];  /* one that was: what is computed again is not written again */
+    int tensor_count;       /* the graph's, which may go before the run is closed */
+    const assay_source *in; /* staged tensors and spreads; NULL: there are none */
+    const assay_sink *out;  /* checkpoints; NULL: nobody wants any */
+    const char *prefix;     /* of their paths: "layers/3/" or "" */
+    int64_t number;         /* of runs whose tensors lie one after the other in the source's: this one's */
+    /* Of each tensor, in memory of the run: */
+    void *memory;
+    bool *hidden; /* a checkpoint that is not written */
+    bool *shown;  /* one that was: what is computed again is not written again */
     /* Forward is done with a checkpoint: it may take it over. NULL: it stays, for backward. */
     assay_status (*release)(assay_context *ctx, void *self, int tensor, double **values);
     void *self;
-    double *value[GRAPH_TENSORS], *gradient[GRAPH_TENSORS];
-    double *room[GRAPH_TENSORS], *gradient_room[GRAPH_TENSORS]; /* lent: where a value or a gradient goes */
-    bool lent[GRAPH_TENSORS], lent_gradient[GRAPH_TENSORS];
-    const int32_t *indices[GRAPH_TENSORS];
-    int32_t *chosen[GRAPH_TENSORS]; /* those of them that steps made */
-    const int32_t *group_sizes;     /* of products that come in groups; rows beyond these give 0 */
+    double **value, **gradient;
+    double **room, **gradient_room; /* lent: where a value or a gradient goes */
+    bool *lent, *lent_gradient;
+    const int32_t **indices;
+    int32_t **chosen;           /* those of them that steps made */
+    const int32_t *group_sizes; /* of products that come in groups; rows beyond these give 0 */
     /* Weights of groups (graph_can_stream) that are read from `weights` when their turn comes, and gradients that are written to
      * `gradients` as they are made. */
-    bool streams[GRAPH_TENSORS], gradient_streams[GRAPH_TENSORS];
+    bool *streams, *gradient_streams;
     const assay_source *weights;
     const assay_sink *gradients;
-    double *spread[GRAPH_TENSORS], *gradient_spread[GRAPH_TENSORS]; /* quantised_spread.h; NULL: exact */
+    double **spread, **gradient_spread; /* quantised_spread.h; NULL: exact */
     /* Of y that a softmax makes, in an emulated run: the sum over its axis of y times its gradient, as it follows from a product; and
      * terms of the gradient of x that cancel in another form of what reads y. */
-    double *row_sums[GRAPH_TENSORS], *cancelled[GRAPH_TENSORS];
+    double **row_sums, **cancelled;
     graph_room spare[GRAPH_SPARES];
     int oldest_spare;
-    bool leads[GRAPH_TENSORS];                        /* of a gradient: something comes of it that is wanted */
-    int terms[GRAPH_TENSORS], pending[GRAPH_TENSORS]; /* likewise: those that are in it, and those to come */
+    bool *live;           /* of each step: it runs back */
+    bool *leads;          /* of a gradient: something comes of it that is wanted */
+    int *terms, *pending; /* likewise: those that are in it, and those to come */
 } graph_run;
 
 /* A release that keeps nothing. */
 assay_status graph_let_go(assay_context *ctx, void *self, int tensor, double **values);
 
-void graph_open(graph_run *r, const graph *g);
+assay_status graph_open(assay_context *ctx, graph_run *r, const graph *g);
 void graph_close(graph_run *r);                                  /* safe on a zeroed struct */
 void graph_lend(graph_run *r, int tensor, const double *values); /* NULL: it is not there */
 void graph_lend_weights(graph_run *r, double *const *weights);   /* in the order of their table; NULL: not there */

@@ -1,16 +1,42 @@
 /* Puts tensors and steps down; graph.h is the contract. Blocks are written to fit: nothing here can fail. */
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "oracle/base/memory.h"
 #include "oracle/graph/graph_kind.h"
 #include "oracle/graph/graph_map.h"
 
 void graph_begin(graph *g, const void *config, int64_t (*axis_size)(const void *config, char axis))
 {
-    memset(g, 0, offsetof(graph, tensors)); /* the rest is written as it is put down: graphs are built often */
+    memset(g, 0, offsetof(graph, own_tensors)); /* the rest is written as it is put down: graphs are built often */
+    g->tensors = g->own_tensors;
+    g->steps = g->own_steps;
+    g->outputs = g->own_outputs;
     graph_within(g, config, axis_size);
     g->tensor_count = 1;
     g->tensors[0] = (graph_tensor){.step = -1};
+}
+
+assay_status graph_open_room(assay_context *ctx, graph *g, int64_t tensors, int64_t steps, int64_t outputs)
+{
+    MUST(assay_alloc(ctx, "steps of a program", steps + 1, sizeof *g->steps, &g->steps));
+    MUST(assay_alloc(ctx, "tensors of a program", tensors + 1, sizeof *g->tensors, &g->tensors));
+    MUST(assay_alloc(ctx, "outputs of a program", outputs + 1, sizeof *g->outputs, &g->outputs));
+    g->tensors[0] = g->own_tensors[0];
+    return ASSAY_OK;
+}
+
+void graph_close_room(graph *g)
+{
+    if (g->tensors != g->own_tensors) free(g->tensors);
+    if (g->steps != g->own_steps) free(g->steps);
+    if (g->outputs != g->own_outputs) free(g->outputs);
+}
+
+void graph_view(graph *g, const graph *of)
+{
+    memcpy(g, of, offsetof(graph, own_tensors));
 }
 
 void graph_within(graph *g, const void *config, int64_t (*axis_size)(const void *config, char axis))

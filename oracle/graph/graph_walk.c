@@ -65,6 +65,7 @@ void graph_close(graph_run *r)
         free(r->gradient_spread[t]);
     }
     for (int i = 0; i < GRAPH_SPARES; i++) free(r->spare[i].numbers);
+    free(r->memory);
     *r = (graph_run){0};
 }
 
@@ -75,11 +76,41 @@ void graph_lend(graph_run *r, int tensor, const double *values)
     r->lent[tensor] = r->value[tensor] != NULL;
 }
 
-void graph_open(graph_run *r, const graph *g)
+static void *cut(char **at, int64_t count, size_t size)
 {
-    *r = (graph_run){.graph = g, .tensor_count = g->tensor_count, .prefix = ""};
+    void *list = *at;
+    *at += (size_t)count * size;
+    return list;
+}
+
+/* The lists of all tensors are one piece of memory: a graph may be opened for every expert. */
+static assay_status alloc_lists(assay_context *ctx, graph_run *r, int64_t tensors, int64_t steps)
+{
+    enum { EACH = 10 * sizeof(double *) + 2 * sizeof(int) + 7 };
+    MUST(assay_alloc_list(ctx, "tensors of a graph", tensors * EACH + steps, 1, &r->memory));
+    char *at = r->memory;
+    double ***const numbers[] = {&r->value,  &r->gradient,        &r->room,     &r->gradient_room,
+                                 &r->spread, &r->gradient_spread, &r->row_sums, &r->cancelled};
+    bool **const flags[] = {&r->hidden,           &r->shown, &r->lent, &r->lent_gradient, &r->streams,
+                            &r->gradient_streams, &r->leads};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) *numbers[i] = cut(&at, tensors, sizeof(double *));
+    r->indices = cut(&at, tensors, sizeof *r->indices);
+    r->chosen = cut(&at, tensors, sizeof *r->chosen);
+    r->terms = cut(&at, tensors, sizeof *r->terms);
+    r->pending = cut(&at, tensors, sizeof *r->pending);
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) *flags[i] = cut(&at, tensors, sizeof(bool));
+    r->live = cut(&at, steps, sizeof *r->live);
+    return ASSAY_OK;
+}
+
+assay_status graph_open(assay_context *ctx, graph_run *r, const graph *g)
+{
+    *r = (graph_run){.graph = g, .prefix = ""};
+    MUST(alloc_lists(ctx, r, g->tensor_count, g->step_count));
+    r->tensor_count = g->tensor_count;
     for (int t = 1; t < g->tensor_count; t++)
         if (g->tensors[t].role == GRAPH_NUMBER) graph_lend(r, t, &g->tensors[t].number);
+    return ASSAY_OK;
 }
 
 void graph_lend_weights(graph_run *r, double *const *weights)
@@ -402,7 +433,7 @@ static bool ends_at(const graph_run *r, int tensor)
 /* From which gradients something comes that is wanted, or that is a checkpoint. */
 static void mark_leads(const assay_context *ctx, graph_run *r)
 {
-    for (int t = 0; t < GRAPH_TENSORS; t++) r->leads[t] = ends_at(r, t);
+    for (int t = 0; t < r->tensor_count; t++) r->leads[t] = ends_at(r, t);
     for (int i = 0; i < r->graph->step_count; i++) {
         graph_step changed;
         const graph_step *step = graph_step_at(ctx, r->graph, i, &changed);
@@ -417,24 +448,24 @@ static void mark_leads(const assay_context *ctx, graph_run *r)
 
 /* Which steps run back: something that they make has a gradient, or will have one, and it leads somewhere. Counts who gives
  * each tensor a term. */
-static void mark_live(const assay_context *ctx, graph_run *r, bool live[GRAPH_STEPS])
+static void mark_live(const assay_context *ctx, graph_run *r)
 {
     const graph *g = r->graph;
     mark_leads(ctx, r);
-    for (int t = 0; t < GRAPH_TENSORS; t++) {
+    for (int t = 0; t < r->tensor_count; t++) {
         r->terms[t] = r->gradient[t] != NULL;
         r->pending[t] = 0;
     }
     for (int i = g->step_count - 1; i >= 0; i--) {
         graph_step changed;
         const graph_step *step = graph_step_at(ctx, g, i, &changed);
-        live[i] = false;
+        r->live[i] = false;
         for (int k = 0; k < GRAPH_OUT; k++) {
             const int out = step->out[k];
-            live[i] |= r->leads[out] && !ends_at(r, out) && (r->gradient[out] != NULL || r->pending[out] > 0);
+            r->live[i] |= r->leads[out] && !ends_at(r, out) && (r->gradient[out] != NULL || r->pending[out] > 0);
         }
-        live[i] &= step->kind->backward != NULL;
-        for (int k = 0; k < GRAPH_IN && live[i]; k++)
+        r->live[i] &= step->kind->backward != NULL;
+        for (int k = 0; k < GRAPH_IN && r->live[i]; k++)
             if (step->in[k] != 0) r->pending[step->in[k]]++;
     }
 }
@@ -538,10 +569,10 @@ cleanup:
 
 /* All that reads its outputs has been. Of the steps that are ready the first goes first: a branch is done, and what it held is
  * gone, before the next begins; and a sum adds up in the order of steps. */
-static int first_ready(const graph_run *r, const bool live[GRAPH_STEPS])
+static int first_ready(const graph_run *r)
 {
     for (int i = 0; i < r->graph->step_count; i++) {
-        bool ready = live[i];
+        bool ready = r->live[i];
         for (int k = 0; k < GRAPH_OUT; k++) ready &= r->pending[r->graph->steps[i].out[k]] == 0;
         if (ready) return i;
     }
@@ -594,9 +625,8 @@ static assay_status stream_zeros(assay_context *ctx, graph_run *r, int tensor)
 
 assay_status graph_backward(assay_context *ctx, graph_run *r)
 {
-    bool live[GRAPH_STEPS];
-    mark_live(ctx, r, live);
-    for (int i; (i = first_ready(r, live)) >= 0; live[i] = false) MUST(back(ctx, r, i));
+    mark_live(ctx, r);
+    for (int i; (i = first_ready(r)) >= 0; r->live[i] = false) MUST(back(ctx, r, i));
     for (int t = 1; t < r->graph->tensor_count; t++) { /* what nothing flows back to, or not with a mutant, has none */
         const bool none = ends_at(r, t) && r->terms[t] == 0 && (!r->graph->tensors[t].flows || ctx->change != NULL);
         if (none && r->gradient_streams[t]) MUST(stream_zeros(ctx, r, t));

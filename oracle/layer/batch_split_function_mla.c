@@ -135,7 +135,7 @@ static assay_status attend(assay_context *ctx, const bs_call *c, const graph *g,
 {
     OWNED_BY(graph_close) graph_run r = {0};
     for (int64_t shard = 0; shard < c->run.sizes.shards; shard++) {
-        bs_open_attention(&r, g, &c->run, c->run.yarn_freqs[microbatch], &c->w, shard);
+        MUST(bs_open_attention(ctx, &r, g, &c->run, c->run.yarn_freqs[microbatch], &c->w, shard));
         lend_tensors(c, &r, microbatch, shard);
         bs_want_attention_gradients(&r, &c->run, gradients, shard);
         MUST(run_shard(ctx, c, &r));

@@ -15,14 +15,15 @@ int bs_normalised_input(const graph *g)
     return g->steps[0].out[0];
 }
 
-void bs_open_attention(graph_run *r, const graph *g, const bs_run *run, const double *angles, const bs_weights *w,
-                       int64_t shard)
+assay_status bs_open_attention(assay_context *ctx, graph_run *r, const graph *g, const bs_run *run,
+                               const double *angles, const bs_weights *w, int64_t shard)
 {
-    graph_open(r, g);
+    MUST(graph_open(ctx, r, g));
     if (angles != NULL)
         graph_lend(r, graph_find(g, "rotation angles"), angles + shard * run->sizes.tokens * run->mla.rope.dim / 2);
     for (int i = 0; i < g->weight_count; i++)
         graph_lend(r, g->weights[i], bs_weight_of(run, w, BS_PRE_NORM + i, shard));
+    return ASSAY_OK;
 }
 
 /* A shard's part. */
@@ -40,7 +41,7 @@ assay_status bs_mla_with_norms(assay_context *ctx, const bs_layer *at, bs_microb
     MUST(bs_make(ctx, run, b, MB_ATTN_OUT));
     MUST(bs_make(ctx, run, b, MB_LSE));
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        bs_open_attention(&r, g, run, b->angles, at->w, shard);
+        MUST(bs_open_attention(ctx, &r, g, run, b->angles, at->w, shard));
         graph_lend(&r, graph_find(g, "inputs/x"), part_of(run, b, MB_LAYER_INPUTS, shard));
         r.hidden[graph_find(g, "attention_out")] = r.hidden[graph_find(g, "lse")] = true; /* shown of all at once */
         MUST(bs_show_run(ctx, &r, at, b, shard));
@@ -61,7 +62,7 @@ assay_status bs_mla_with_norms_remat(assay_context *ctx, const bs_layer *at, bs_
     MUST(bs_make_runs(ctx, run, &b->attention));
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
         graph_run *r = &b->attention[shard];
-        bs_open_attention(r, &run->attention, run, b->angles, at->w, shard);
+        MUST(bs_open_attention(ctx, r, &run->attention, run, b->angles, at->w, shard));
         graph_lend(r, graph_find(r->graph, "inputs/x"), part_of(run, b, MB_LAYER_INPUTS, shard));
         MUST(bs_show_run(ctx, r, at, b, shard));
         for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)

@@ -11,8 +11,8 @@
 void bs_attention_graph(graph *g, const bs_run *run, const assay_quant_recipe_config *recipe);
 int bs_normalised_input(const graph *g); /* of attention */
 /* The half of one shard, with angles [M,b,S,Dr/2] and weights. */
-void bs_open_attention(graph_run *r, const graph *g, const bs_run *run, const double *angles, const bs_weights *w,
-                       int64_t shard);
+assay_status bs_open_attention(assay_context *ctx, graph_run *r, const graph *g, const bs_run *run,
+                               const double *angles, const bs_weights *w, int64_t shard);
 /* Where its gradients of weights go; and those that are summed over all shards, after the last one. */
 void bs_want_attention_gradients(graph_run *r, const bs_run *run, const bs_weights *g, int64_t shard);
 void bs_sum_attention_gradients(const assay_context *ctx, const bs_run *run, const bs_weights *g);

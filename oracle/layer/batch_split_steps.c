@@ -151,7 +151,7 @@ static assay_status open_run(assay_context *ctx, graph_run *r, const bs_layer *a
 {
     const bs_run *run = at->run;
     const int32_t *sizes = b->indices[MB_OWN_COUNTS];
-    graph_open(r, &s->graph);
+    MUST(graph_open(ctx, r, &s->graph));
     r->group_sizes = sizes == NULL ? NULL : sizes + shard * run->sizes.local_experts;
     for (int i = 0; i < s->graph.weight_count; i++) graph_lend(r, s->graph.weights[i], weight_part(s, at->w, i, shard));
     for (int t = 0; t < MB_TENSORS; t++) {

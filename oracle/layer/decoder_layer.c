@@ -30,7 +30,7 @@ static assay_status open_layer(assay_context *ctx, layer_run *l)
     graph_run *r = &l->run;
     MUST(layer_weights_read(ctx, l->stack, l->layer, &l->w));
     assay_layer_graph(&l->graph, l->stack->config, l->layer);
-    graph_open(r, &l->graph);
+    MUST(graph_open(ctx, r, &l->graph));
     l->in = graph_find(r->graph, "inputs/x");
     l->h = graph_find(r->graph, LAYER_H);
     r->in = l->stack->in;

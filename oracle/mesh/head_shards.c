@@ -163,7 +163,7 @@ static void lend_indices(graph_run *r, const char *name, const int32_t *indices)
 }
 
 /* Of checkpoints without heads all parts have the same, and of y each has a part. */
-static void open_shard(shard_run *run, int64_t shard)
+static assay_status open_shard(assay_context *ctx, shard_run *run, int64_t shard)
 {
     const assay_head_run *m = run->m;
     const int64_t first = assay_head_batch_shard(m->mesh, shard) * run->tokens;
@@ -174,7 +174,7 @@ static void open_shard(shard_run *run, int64_t shard)
         if (run->memory[i] != NULL) copy_weight(run, i, run->memory[i], m->weights[i], false);
     }
     if (run->once >= 0) run->w[run->once] = run->part == 0 ? m->weights[run->once] : run->zeros;
-    graph_open(r, m->own);
+    MUST(graph_open(ctx, r, m->own));
     r->out = m->out;
     for (int t = 1; t < m->own->tensor_count; t++)
         r->hidden[t] = !assay_row_has_heads(&m->own->tensors[t].row) && shard % run->parts != 0;
@@ -184,6 +184,7 @@ static void open_shard(shard_run *run, int64_t shard)
     lend_indices(r, "inputs/segment_ids", m->segment_ids == NULL ? NULL : m->segment_ids + first);
     graph_lend_weights(r, run->w);
     r->room[m->own->result] = run->y;
+    return ASSAY_OK;
 }
 
 /* Of the first of the shards that have the same: what it has is the sum so far. */
@@ -247,7 +248,7 @@ assay_status assay_head_shards_run(assay_context *ctx, const assay_head_run *m)
     run.tokens = graph_size(own, own->result) / run.dim;
     MUST(open_run(ctx, &run));
     for (int64_t shard = 0; shard < assay_mesh_shards(m->mesh); shard++) {
-        open_shard(&run, shard);
+        MUST(open_shard(ctx, &run, shard));
         MUST(one_shard(ctx, &run));
     }
     return ASSAY_OK;

@@ -69,25 +69,26 @@ static void set_rows(moe_mlp *mlp, const moe_rows *rows)
     mlp->checkpoints.rows = rows;
 }
 
-static void lend_rows(moe_mlp *mlp, const moe_rows *rows)
+static assay_status lend_rows(assay_context *ctx, moe_mlp *mlp, const moe_rows *rows)
 {
     graph_run *r = &mlp->run;
     graph_close(r);
-    graph_open(r, &mlp->graph);
+    MUST(graph_open(ctx, r, &mlp->graph));
     r->in = &mlp->in;
     r->out = &mlp->out;
     r->group_sizes = rows->group_sizes;
-    memcpy(r->room, mlp->room, sizeof r->room);
+    memcpy(r->room, mlp->room, (size_t)r->tensor_count * sizeof *r->room);
     r->room[mlp->graph.result] = rows->y;
     graph_lend_weights(r, mlp->weights);
     graph_lend(r, graph_find(&mlp->graph, "inputs/x"), rows->x);
     graph_lend(r, graph_find(&mlp->graph, ASSAY_MLP_ROW_WEIGHTS), rows->h_weights);
+    return ASSAY_OK;
 }
 
 assay_status moe_mlp_forward(assay_context *ctx, moe_mlp *mlp, const moe_rows *rows, bool down)
 {
     set_rows(mlp, rows);
-    lend_rows(mlp, rows);
+    MUST(lend_rows(ctx, mlp, rows));
     if (!down) graph_lend(&mlp->run, mlp->graph.result, rows->y); /* as if it were there */
     MUST(graph_read_spreads(ctx, &mlp->run));
     MUST(graph_read_inputs(ctx, &mlp->run));

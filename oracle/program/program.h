@@ -2,8 +2,8 @@
  *
  * A program is sizes of axes, tensors that are given, and lines: a name and an expression over steps, e.g.
  *     q: product("TD,DNR->TNR", rms_norm(x, scale, epsilon=1e-6), w)
- * in the order of the data flow. Compiling it makes a list of nodes: each a tensor that is given, a number, or a step of nodes before it. A
- * program owns nothing but itself: it is copied as any number is. The steps stand in one table (program_steps.inc). */
+ * in the order of the data flow. Compiling it makes a list of nodes: each a tensor that is given, a number, or a step of nodes before it,
+ * and the graph of these (oracle/graph). The steps stand in one table (program_steps.inc). */
 #pragma once
 
 #include "oracle/base/tensor.h"
@@ -11,9 +11,6 @@
 
 enum {
     ASSAY_PROGRAM_OPERANDS = 6,
-    ASSAY_PROGRAM_TENSORS = 48,
-    ASSAY_PROGRAM_LINES = 64,
-    ASSAY_PROGRAM_NODES = 140,
     ASSAY_PROGRAM_NAME = 40, /* with its end */
     ASSAY_PROGRAM_TEXT = 400,
     ASSAY_PROGRAM_PARAMETERS = 10,
@@ -81,10 +78,19 @@ typedef struct assay_program_node {
 typedef struct assay_program {
     int64_t sizes[ASSAY_PROGRAM_LETTERS]; /* of the axis of a letter; 0: there is none */
     int tensor_count, line_count, node_count;
-    assay_program_tensor tensors[ASSAY_PROGRAM_TENSORS];
-    assay_program_line lines[ASSAY_PROGRAM_LINES]; /* steps, then outputs */
-    assay_program_node nodes[ASSAY_PROGRAM_NODES]; /* from 1; those given first */
+    assay_program_tensor *tensors;
+    assay_program_line *lines; /* steps, then outputs */
+    assay_program_node *nodes; /* from 1; those given first */
+    int node_room;
+    struct graph *graph; /* its names point into the lists; NULL: it is not compiled */
 } assay_program;
+
+void assay_program_free(assay_program *p); /* with p itself; NULL: nothing */
+/* Compiled as p is. */
+assay_status assay_program_copy(assay_context *ctx, const assay_program *p, assay_program **copy);
+/* Behind those that are there. */
+assay_status assay_program_add_tensor(assay_context *ctx, assay_program *p, const assay_program_tensor *tensor);
+assay_status assay_program_add_line(assay_context *ctx, assay_program *p, const assay_program_line *line);
 
 /* Where a program is refused. */
 typedef struct assay_program_place {

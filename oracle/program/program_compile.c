@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "oracle/base/memory.h"
 #include "oracle/base/nearest.h"
 #include "oracle/program/program_internal.h"
 
@@ -81,10 +82,12 @@ static assay_status read_number(compiler *c, double *number)
     return ASSAY_OK;
 }
 
-static assay_status add_node(compiler *c, const char *at, const assay_program_node *node, int *place)
+static assay_status add_node(compiler *c, const assay_program_node *node, int *place)
 {
-    if (c->p->node_count == ASSAY_PROGRAM_NODES)
-        return refuse(c, at, "more than %d steps, numbers and tensors, expected fewer", ASSAY_PROGRAM_NODES - 1);
+    if (c->p->node_count == c->p->node_room) {
+        MUST(assay_grow(c->ctx, "steps of a program", 2 * (int64_t)c->p->node_room + 16, sizeof *node, &c->p->nodes));
+        c->p->node_room = 2 * c->p->node_room + 16;
+    }
     *place = c->p->node_count++;
     c->p->nodes[*place] = *node;
     c->p->nodes[*place].line = c->line;
@@ -248,7 +251,7 @@ static assay_status read_call(compiler *c, const char *at, size_t length, int *p
     if (node.coded && c->depth > 1)
         return refuse(c, at, "%s makes codes: it stands alone in a line, whose name they have", node.step->name);
     for (int i = 0; i < node.in_count; i++) c->p->nodes[node.in[i]].readers++;
-    return add_node(c, at, &node, place);
+    return add_node(c, &node, place);
 }
 
 static assay_status read_expression(compiler *c, int *place)
@@ -262,7 +265,7 @@ static assay_status read_expression(compiler *c, int *place)
         assay_program_node number = {.given = -1};
         MUST(read_number(c, &number.number));
         snprintf(number.text, sizeof number.text, "%.10g", number.number);
-        MUST(add_node(c, at, &number, place));
+        MUST(add_node(c, &number, place));
     } else if (length > 0) {
         c->at += length;
         MUST(takes(c, '(') ? read_call(c, at, length, place) : read_name(c, at, length, place));
@@ -345,7 +348,7 @@ static assay_status put_tensor(compiler *c, int i)
     }
     memcpy(node.axes, t->axes, sizeof node.axes);
     assay_program_call(t, t->name, t->weight);
-    return add_node(c, NULL, &node, &place);
+    return add_node(c, &node, &place);
 }
 
 /* What nothing reads would be passed over. */
@@ -404,8 +407,11 @@ static void pass_over(assay_program *p)
 assay_status assay_program_compile(assay_context *ctx, assay_program *p, assay_program_place *place)
 {
     compiler c = {.ctx = ctx, .p = p};
-    p->node_count = 1;
-    p->nodes[0] = (assay_program_node){.given = -1, .readers = 1};
+    const assay_program_node none = {.given = -1, .readers = 1};
+    int first;
+    *place = (assay_program_place){-1, 0, -1};
+    p->node_count = 0;
+    MUST(add_node(&c, &none, &first));
     for (int i = 0; i < p->line_count; i++) {
         assay_program_line *line = &p->lines[i];
         line->node = 0;
@@ -425,5 +431,6 @@ assay_status assay_program_compile(assay_context *ctx, assay_program *p, assay_p
     }
     *place = (assay_program_place){-1, 0, -1};
     pass_over(p);
-    return check_readers(ctx, p, place);
+    MUST(check_readers(ctx, p, place));
+    return assay_program_make_graph(ctx, p);
 }

@@ -3,10 +3,13 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "oracle/base/memory.h"
 #include "oracle/graph/graph_kind.h"
 #include "oracle/graph/graph_map.h"
+#include "oracle/program/program_internal.h"
 
 typedef struct form form;
 
@@ -236,26 +239,21 @@ static void put_step(graph *g, const assay_program *p, int place, int *tensor)
     }
 }
 
-assay_status assay_program_fits(assay_context *ctx, const assay_program *p)
+/* Room for all: a step has at most two outputs. */
+static assay_status begin(assay_context *ctx, assay_program *p)
 {
-    int steps = 0, tensors = 1;
-    for (int i = 1; i < p->node_count; i++) {
-        const int own = p->nodes[i].step == NULL ? 0 : 1 + form_of(p->nodes[i].step)->besides;
-        steps += own;
-        tensors += own == 0 ? 1 : 2 * own; /* at most two a step */
-    }
-    if (steps <= GRAPH_STEPS && tensors <= GRAPH_TENSORS) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT,
-                      "the program has too many steps: %d with %d tensors, expected at most %d and %d", steps, tensors,
-                      GRAPH_STEPS, GRAPH_TENSORS);
+    int64_t steps = 0;
+    for (int i = 1; i < p->node_count; i++)
+        if (p->nodes[i].step != NULL) steps += 1 + form_of(p->nodes[i].step)->besides;
+    graph_begin(p->graph, p, axis_size);
+    p->graph->reuses = p->graph->adds_up = true;
+    return graph_open_room(ctx, p->graph, p->node_count + GRAPH_OUT * steps, steps, p->line_count);
 }
 
 /* What nothing goes on from is its caller's to round, as the result of any block is. */
-void assay_program_graph(const assay_program *p, graph *g)
+static void put_all(const assay_program *p, graph *g, int *tensor)
 {
-    int result = 0, tensor[ASSAY_PROGRAM_NODES] = {0};
-    graph_begin(g, p, axis_size);
-    g->reuses = g->adds_up = true;
+    int result = 0;
     for (int i = 1; i < p->node_count; i++) {
         if (p->nodes[i].step == NULL) {
             tensor[i] = put_given(g, p, &p->nodes[i]);
@@ -271,4 +269,28 @@ void assay_program_graph(const assay_program *p, graph *g)
         graph_gives(g, p->lines[i].name, result);
     }
     graph_end(g, result, g->tensors[result].kept);
+}
+
+assay_status assay_program_make_graph(assay_context *ctx, assay_program *p)
+{
+    OWNED int *tensor = NULL;
+    assay_program_drop_graph(p);
+    MUST(assay_alloc_list(ctx, "the graph of a program", 1, sizeof *p->graph, &p->graph));
+    MUST(begin(ctx, p));
+    MUST(assay_alloc_list(ctx, "steps of a program", p->node_count, sizeof *tensor, &tensor));
+    put_all(p, p->graph, tensor);
+    return ASSAY_OK;
+}
+
+void assay_program_drop_graph(assay_program *p)
+{
+    if (p->graph == NULL) return;
+    graph_close_room(p->graph);
+    free(p->graph);
+    p->graph = NULL;
+}
+
+void assay_program_graph(const assay_program *p, graph *g)
+{
+    graph_view(g, p->graph);
 }

@@ -5,5 +5,8 @@
 
 /* A node of quantise that has its shape. */
 assay_status assay_program_check_quantise(assay_context *ctx, const assay_program_node *node);
+/* The graph of the nodes. */
+assay_status assay_program_make_graph(assay_context *ctx, assay_program *p);
+void assay_program_drop_graph(assay_program *p);
 /* Whether a node makes whole numbers of whole numbers. */
 bool assay_program_is_exact(const assay_program *p, const assay_program_node *node);

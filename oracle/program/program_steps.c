@@ -49,11 +49,13 @@ static assay_status as_all(check *c)
     char axes[ASSAY_MAX_RANK * ASSAY_PROGRAM_OPERANDS + 1] = "";
     for (int i = 0; i < c->node->in_count; i++) {
         const char *own = operand(c, i)->axes;
-        bool has_all = strlen(own) > strlen(axes);
+        size_t count = strlen(axes);
+        bool has_all = strlen(own) > count;
         for (const char *letter = axes; *letter != '\0'; letter++) has_all &= strchr(own, *letter) != NULL;
-        if (has_all) axes[0] = '\0';
+        if (has_all) memset(axes, 0, sizeof axes);
+        if (has_all) count = 0;
         for (; *own != '\0'; own++)
-            if (strchr(axes, *own) == NULL) strncat(axes, own, 1);
+            if (strchr(axes, *own) == NULL) axes[count++] = *own;
     }
     return set_axes(c, axes);
 }

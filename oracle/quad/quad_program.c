@@ -18,9 +18,9 @@ typedef struct named {
 typedef struct machine {
     quad_tape *t;
     const assay_program *p;
-    const assay_program_node *node;  /* that is computed */
-    named made[ASSAY_PROGRAM_NODES]; /* of numbers */
-    const int32_t *indices[ASSAY_PROGRAM_NODES];
+    const assay_program_node *node; /* that is computed */
+    named *made;                    /* of numbers */
+    const int32_t **indices;
 } machine;
 
 typedef quad_node function_of(machine *m);
@@ -855,6 +855,9 @@ void quad_program(quad_tape *t, const void *config)
     machine *m = quad_keep(t, 1, sizeof *m);
     if (m == NULL) return;
     *m = (machine){.t = t, .p = *(const assay_program *const *)config};
+    m->made = quad_keep(t, m->p->node_count, sizeof *m->made);
+    m->indices = quad_keep(t, m->p->node_count, sizeof *m->indices);
+    if (m->made == NULL || m->indices == NULL) return;
     for (int i = 1; i < m->p->node_count && t->status == ASSAY_OK; i++) {
         m->node = &m->p->nodes[i];
         if (m->node->step == NULL) {

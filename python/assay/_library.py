@@ -12,7 +12,7 @@ __tracebackhide__ = True  # pytest shows the test, not these functions
 
 MESSAGE = 512  # ASSAY_TEST_MESSAGE
 VERDICTS = ("PASS", "FAIL", "VACUOUS", "NOT COMPARABLE")  # ASSAY_TEST_PASS ...
-RANK = 6
+RANK = 12
 
 # Element types in the order of assay_backend_type, with the numpy type that holds their bits.
 TYPES = {

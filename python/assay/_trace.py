@@ -29,7 +29,6 @@ from . import _library as lib
 from ._case import Case
 
 MOST = 4096  #: numbers of a constant
-STEPS = 96  #: of a program (oracle/graph/graph.h)
 FAR = -1e30  #: for -inf behind a mask, and what is lower: a program has finite numbers
 #: Steps that make whole numbers of whole numbers, which nothing rounds.
 EXACT = ("float", "less", "equal", "add", "sub", "mul", "maximum", "minimum", "neg", "abs", "square", "where", "rearrange", "reshape", "slice", "concatenate", "max")
@@ -849,8 +848,6 @@ class Tracer:
     def yaml(self, outputs: Sequence[tuple[str, Value]], hints: Mapping[str, str], fills: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[str], dict[int, tuple[str, int]]]:
         """The lines of the case file, the steps that stay in registers, and of which line of the function each line is."""
         self.steps = self.live(outputs)
-        if len(self.steps) > STEPS:
-            raise lib.BadInput(f"{self.at}: {len(self.steps)} steps, expected at most {STEPS}: trace a part of the function")
         used = self.put_letters(hints)
         within = self.fuse(outputs)
         self.put_names(outputs)

@@ -101,7 +101,7 @@ static double gradient_of_three(assay_context *ctx, const double factors[3], boo
     const int input = graph_input(&g, "x", "D"), from = directly ? input : add_times(&g, input, 1);
     for (int i = 0; i < 3; i++) times[i] = add_times(&g, from, factors[i]);
     graph_end(&g, graph_named(&g, "y", add_sum(&g, times[0], times[1], times[2])), GRAPH_LEFT);
-    graph_open(&r, &g);
+    assert_ok(ctx, graph_open(ctx, &r, &g));
     graph_lend(&r, input, &x);
     assert_ok(ctx, graph_forward(ctx, &r));
     graph_lend_gradient(&r, g.result, &dy);
@@ -139,7 +139,7 @@ TEST(test_emulated_runs_round_what_is_stored)
     const int fused = graph_fused(&g, add_times(&g, input, 1 + 0x1p-7)), stored = add_times(&g, input, 1 + 0x1p-7);
     const int y = graph_named(&g, "y", add_sum(&g, fused, stored, 0));
     graph_end(&g, y, GRAPH_LEFT);
-    graph_open(&r, &g);
+    assert_ok(&ctx, graph_open(&ctx, &r, &g));
     graph_lend(&r, input, &x);
     assert_ok(&ctx, graph_require(&ctx, &r, y));
     assert_true(*r.value[fused] == 1 + 0x1p-6 + 0x1p-14);
@@ -184,7 +184,8 @@ static int64_t count_at(const example *e, int i)
 static void begin(example *e)
 {
     graph_close(&e->run);
-    graph_open(&e->run, &e->g);
+    assay_context quiet = assay_context_default(1);
+    assert_ok(&quiet, graph_open(&quiet, &e->run, &e->g));
     graph_lend(&e->run, e->x, e->values[0]);
     graph_lend_weights(&e->run, e->values + 1);
     for (int i = 0; i <= WEIGHTS; i++) assay_fill_nan(e->gradients[i], count_at(e, i));
@@ -358,7 +359,7 @@ TEST_WITH_CONTEXT(test_gradients_that_nobody_wants_are_skipped)
     graph_begin(&g, NULL, one);
     const int a = graph_input(&g, "a", "D"), b = graph_input(&g, "b", "D");
     graph_end(&g, graph_named(&g, "y", add_sum(&g, a, b, 0)), GRAPH_LEFT);
-    graph_open(&r, &g);
+    assert_ok(&ctx, graph_open(&ctx, &r, &g));
     graph_lend(&r, a, &x[0]);
     graph_lend(&r, b, &x[1]);
     graph_lend_gradient(&r, g.result, &x[1]);

@@ -6,33 +6,32 @@
 static void assert_step(const char *step, const char *cotangent, const char *expected)
 {
     assay_context ctx = assay_context_default(1);
-    assay_program p = {.sizes = {['T'] = 2, ['D'] = 3, ['E'] = 2, ['R'] = 2, ['P'] = 5}};
+    const assay_program empty = {.sizes = {['T'] = 2, ['D'] = 3, ['E'] = 2, ['R'] = 2, ['P'] = 5}};
+    assay_program *p;
     assay_program_place place;
     char given[200];
+    assert_ok(&ctx, assay_program_copy(&ctx, &empty, &p));
     const assay_program_tensor tensors[] = {{.name = "x", .axes = "TD"},
                                             {.name = "s", .axes = "T"},
                                             {.name = "i", .axes = "T", .integers = true},
                                             {.name = "u", .axes = "R"},
                                             {.name = "v", .axes = "P"}};
-    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) p.tensors[p.tensor_count++] = tensors[i];
-    snprintf(p.lines[0].name, sizeof p.lines[0].name, "y");
-    snprintf(p.lines[0].text, sizeof p.lines[0].text, "%s", step);
-    p.lines[0].output = true;
-    /* what a step does not read is read beside it */
-    snprintf(p.lines[1].name, sizeof p.lines[1].name, "rest");
-    snprintf(p.lines[1].text, sizeof p.lines[1].text,
+    assay_program_line lines[] = {{.name = "y", .output = true}, {.name = "rest", .output = true}};
+    snprintf(lines[0].text, sizeof lines[0].text, "%s", step);
+    snprintf(lines[1].text, sizeof lines[1].text, "%s",
              "add(add(add(sum(x, over=\"TD\"), sum(s, over=\"T\")), add(sum(u, over=\"R\"), sum(v, over=\"P\"))),"
              " add(sum(pick(x, i), over=\"T\"), sum(rearrange(\"T->TE\", s), over=\"TE\")))");
-    p.lines[1].output = true;
-    p.line_count = 2;
-    assert_ok(&ctx, assay_program_compile(&ctx, &p, &place));
-    const assay_program *config = &p;
+    for (int i = 0; i < 5; i++) assert_ok(&ctx, assay_program_add_tensor(&ctx, p, &tensors[i]));
+    for (int i = 0; i < 2; i++) assert_ok(&ctx, assay_program_add_line(&ctx, p, &lines[i]));
+    assert_ok(&ctx, assay_program_compile(&ctx, p, &place));
+    const assay_program *config = p;
     snprintf(
         given, sizeof given,
         "inputs/x 1 2 3 4 5 6; inputs/s 2 10; inputs/i # 2 0; inputs/u 7 8; inputs/v 1 0 -1 2 -2; cotangents/y %s; "
         "cotangents/rest 0",
         cotangent);
     assert_by_hand(quad_program, &config, given, expected);
+    assay_program_free(p);
 }
 
 TEST(test_steps_by_hand)
