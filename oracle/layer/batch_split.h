@@ -55,3 +55,56 @@ void assay_batch_split_close(assay_batch_split *split); /* NULL is safe */
  * routing. */
 assay_remat_report assay_batch_split_model(const assay_stack_config *config);
 int64_t assay_batch_split_memory(const assay_stack_config *config);
+
+/* Weights of one layer. */
+enum {
+    BS_PRE_NORM,
+    BS_MLA, /* ASSAY_MLA_WQ_A ... */
+    BS_POST_NORM = BS_MLA + ASSAY_MLA_WEIGHTS,
+    BS_GATE,
+    BS_GATE_BIAS,
+    BS_SHARED,                                 /* ASSAY_MLP_WI_0 ... */
+    BS_ROUTED = BS_SHARED + ASSAY_MLP_WEIGHTS, /* likewise, of all experts */
+    BS_WEIGHTS = BS_ROUTED + ASSAY_MLP_WEIGHTS,
+};
+
+/* What a layer computes of one microbatch on all shards, [M,...], in the order of the data flow: axes in batch_split_shards.c. A function
+ * of the module goes from some of these to others. */
+typedef enum bs_tensor {
+    MB_NONE,
+    MB_ANGLES,
+    MB_LAYER_INPUTS,
+    MB_MLA_INPUTS, /* normalised */
+    MB_LOW_RANK,   /* the normalised latent of keys and values */
+    MB_KEY_ROPE,   /* that all heads share */
+    MB_QUERY,
+    MB_KEY,
+    MB_VALUE,
+    MB_ATTN_OUT,
+    MB_LSE,
+    MB_OUT_PROJ,
+    MB_MLA_OUT,
+    MB_X_NORM, /* of mla_out */
+    MB_SHARED_OUT,
+    MB_LOGITS,
+    MB_GIVEN,         /* a choice in the place of the router's; ids */
+    MB_GIVEN_WEIGHTS, /* its weights: there is no gate */
+    MB_CHOICES,
+    MB_CHOICE_WEIGHTS,
+    MB_MARGIN,
+    MB_BIASED,      /* scores by which experts are chosen; in no fixture */
+    MB_COUNTS,      /* of the choices, by expert */
+    MB_ROLLED,      /* choices of the expert axis, ids rolled */
+    MB_OWN_COUNTS,  /* what a shard's experts get */
+    MB_ROWS,        /* gathered over the expert axis and sorted by rolled id */
+    MB_ROW_WEIGHTS, /* likewise */
+    MB_GATE,        /* mlpwi_0, mlpwi_1; 0 beyond the shard's rows */
+    MB_UP,
+    MB_MLPWI_0, /* the rows of these that are kept */
+    MB_MLPWI_1,
+    MB_ROUTED_OUT,  /* sorted, rolled; 0 beyond the shard's rows */
+    MB_EXPERTS_OUT, /* of the tokens */
+    MB_MOE_INPUTS,  /* mla_out, which the experts' outputs are added to */
+    MB_OUTPUTS,
+    MB_TENSORS
+} bs_tensor;

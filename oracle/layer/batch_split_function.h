@@ -49,9 +49,9 @@ typedef struct assay_function_tensor {
     bool differentiated; /* of forward: an input or weight with a gradient, an output with a cotangent */
     int64_t fan_in;      /* of a kernel */
     unsigned same;       /* ASSAY_HOLDS_SHARED: 1 << axis of the mesh */
-    int weight;          /* which one it is, or belongs to; -1: none */
+    int weight;          /* BS_..., which one it is, or belongs to; -1: none */
     int place, bundle;   /* among the arguments, results; of all weights, -1: it is none of these */
-    int tensor;          /* of a microbatch (batch_split_internal.h); 0: none */
+    bs_tensor tensor;    /* which one of the layer it is */
     bool by_expert;      /* a weight whose first axis is split over expert */
 } assay_function_tensor;
 
@@ -95,7 +95,7 @@ void assay_function_tensors_of(const assay_function_config *config, assay_functi
 /* checkpoints/: what it, or the function that it is the gradient of, computes and then quantises by the recipe, and what
  * backward does so beside that. A run may read "spread/checkpoints/NAME" of each (oracle/ops/quantised_spread.h). */
 void assay_function_intermediates_of(const assay_function_config *config, assay_function_tensors *made);
-/* What a second form takes from the table: names and shapes. */
+/* What a second form takes from the table: names and shapes, and which tensors of the layer they are. */
 typedef struct assay_function_view {
     const assay_function_config *config;
     assay_batch_split_sizes sizes;

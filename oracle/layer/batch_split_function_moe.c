@@ -28,8 +28,8 @@ static void lend_tensors(bs_call *c)
         const int64_t parts = assay_shape_count(&t->shape) / slot->count;
         for (int64_t m = 0; m < parts; m++) {
             bs_microbatch *b = &(t->gradient ? c->d : c->b)[first_of(c, t) + m];
-            if (t->integers) bs_lend_indices(b, (bs_tensor)t->tensor, slot->indices);
-            if (!t->integers) bs_lend(b, (bs_tensor)t->tensor, bs_part(slot, m));
+            if (t->integers) bs_lend_indices(b, t->tensor, slot->indices);
+            if (!t->integers) bs_lend(b, t->tensor, bs_part(slot, m));
         }
     }
 }
@@ -57,7 +57,7 @@ static assay_status run_steps(assay_context *ctx, bs_call *c, const bs_layer *at
     int count = 0;
     for (int i = 0; i < c->tensors.count; i++)
         if (c->tensors.items[i].result && c->tensors.items[i].tensor != MB_NONE)
-            made[count++] = (bs_tensor)c->tensors.items[i].tensor;
+            made[count++] = c->tensors.items[i].tensor;
     return assay_function_forward(c->config.function) != NULL ? bs_steps_backward(ctx, at, kind, c->b, c->d, made)
                                                               : bs_steps_forward(ctx, at, kind, c->b, made);
 }

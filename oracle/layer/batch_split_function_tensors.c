@@ -54,7 +54,7 @@ static assay_function_tensor *add_form(const bs_run *run, const char *folder, co
     tensor->holds = form->holds;
     tensor->integers = is_integer(form->holds);
     tensor->place = place;
-    tensor->tensor = (int)form->tensor;
+    tensor->tensor = form->tensor;
     return tensor;
 }
 

@@ -27,16 +27,6 @@ void bs_merge_i32(int32_t *x, const int32_t *const *microbatches, const bs_run *
 /* Weights of one layer; also their gradients (NULL: nobody wants it, or the table has none). Scattered, as they lie
  * between uses: split over fsdp (and experts over expert), the same on every shard of data. Gathered: whole but for
  * experts. Shard s's part begins at values[w] + s * bs_weight_count(...). */
-enum {
-    BS_PRE_NORM,
-    BS_MLA, /* ASSAY_MLA_WQ_A ... */
-    BS_POST_NORM = BS_MLA + ASSAY_MLA_WEIGHTS,
-    BS_GATE,
-    BS_GATE_BIAS,
-    BS_SHARED,                                 /* ASSAY_MLP_WI_0 ... */
-    BS_ROUTED = BS_SHARED + ASSAY_MLP_WEIGHTS, /* likewise, of all experts */
-    BS_WEIGHTS = BS_ROUTED + ASSAY_MLP_WEIGHTS,
-};
 typedef struct bs_weights {
     double *values[BS_WEIGHTS];
 } bs_weights;
@@ -78,38 +68,6 @@ void bs_add_gradients(const assay_context *ctx, const bs_run *run, const bs_grad
 
 /* Whether the sink wants FOLDER/layers/i/NAME, whose path it leaves. */
 bool bs_wants(const bs_run *run, int64_t layer, const char *folder, const char *name, char path[ASSAY_PATH_SIZE]);
-/* What a layer computes of one microbatch on all shards, [M,...]: axes in batch_split_shards.c. */
-typedef enum bs_tensor {
-    MB_NONE,
-    MB_LAYER_INPUTS,
-    MB_ATTN_OUT,
-    MB_LSE,
-    MB_MLA_OUT,
-    MB_X_NORM, /* of mla_out */
-    MB_SHARED_OUT,
-    MB_LOGITS,
-    MB_GIVEN,         /* a choice in the place of the router's; ids */
-    MB_GIVEN_WEIGHTS, /* its weights: there is no gate */
-    MB_CHOICES,
-    MB_CHOICE_WEIGHTS,
-    MB_MARGIN,
-    MB_BIASED,      /* scores by which experts are chosen; in no fixture */
-    MB_COUNTS,      /* of the choices, by expert */
-    MB_ROLLED,      /* choices of the expert axis, ids rolled */
-    MB_OWN_COUNTS,  /* what a shard's experts get */
-    MB_ROWS,        /* gathered over the expert axis and sorted by rolled id */
-    MB_ROW_WEIGHTS, /* likewise */
-    MB_GATE,        /* mlpwi_0, mlpwi_1; 0 beyond the shard's rows */
-    MB_UP,
-    MB_MLPWI_0, /* the rows of these that are kept */
-    MB_MLPWI_1,
-    MB_ROUTED_OUT,  /* sorted, rolled; 0 beyond the shard's rows */
-    MB_EXPERTS_OUT, /* of the tokens */
-    MB_MOE_INPUTS,  /* mla_out, which the experts' outputs are added to */
-    MB_OUTPUTS,
-    MB_TENSORS
-} bs_tensor;
-
 /* Graphs of what is computed within a shard (batch_split_steps.h). */
 typedef enum bs_steps_kind {
     BS_STEPS_NONE,

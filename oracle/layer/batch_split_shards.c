@@ -140,8 +140,15 @@ static const struct {
     bool integers;
 } forms[MB_TENSORS] = {
     [MB_LAYER_INPUTS] = {"layer_inputs", "aSD", false},
+    [MB_MLA_INPUTS] = {"input of attention", "aSD", false},
+    [MB_LOW_RANK] = {"low_rank_main", "aSl", false},
+    [MB_KEY_ROPE] = {"key_rope", "aSR", false},
+    [MB_QUERY] = {"query", "aSNq", false},
+    [MB_KEY] = {"key", "aSNq", false},
+    [MB_VALUE] = {"value", "aSNv", false},
     [MB_ATTN_OUT] = {"attn_out", "aSNv", false},
     [MB_LSE] = {"lse", "aNS", false},
+    [MB_OUT_PROJ] = {"out", "aSD", false},
     [MB_MLA_OUT] = {"mla_out", "aSD", false},
     [MB_X_NORM] = {"normalised input", "aSD", false},
     [MB_SHARED_OUT] = {"output of the shared expert", "aSD", false},

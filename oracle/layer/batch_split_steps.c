@@ -31,12 +31,12 @@ static int weight_of(bs_steps *s, const bs_run *run)
     return graph_weight(&s->graph, row);
 }
 
-static void norm_steps(bs_steps *s, const bs_run *run, int scale, bool stored)
+static void norm_steps(bs_steps *s, const bs_run *run, int scale, bs_tensor x, bs_tensor y, graph_keeping kept)
 {
     graph *g = begin(s, run, scale);
-    const int x = s->of[MB_MLA_OUT] = graph_input(g, "mla_out", "aSD"), w = weight_of(s, run);
-    s->of[MB_X_NORM] = graph_rms_norm(g, x, w, run->stack->config->epsilon);
-    graph_end(g, s->of[MB_X_NORM], stored ? GRAPH_STORED : GRAPH_LEFT);
+    s->of[x] = graph_input(g, "input", "aSD");
+    s->of[y] = graph_rms_norm(g, s->of[x], weight_of(s, run), run->stack->config->epsilon);
+    graph_end(g, s->of[y], kept);
 }
 
 /* h is called as the module calls it. */
@@ -117,11 +117,11 @@ static void routed_steps(bs_steps *s, const bs_run *run, const assay_quant_recip
 void bs_steps_open(bs_steps *steps, const assay_context *ctx, const bs_run *run,
                    const assay_quant_recipe_config *recipe, bool alone)
 {
-    norm_steps(&steps[BS_STEPS_NORM], run, BS_POST_NORM, true);
+    norm_steps(&steps[BS_STEPS_NORM], run, BS_POST_NORM, MB_MLA_OUT, MB_X_NORM, GRAPH_STORED);
     shared_steps(&steps[BS_STEPS_SHARED], run, recipe);
     routed_steps(&steps[BS_STEPS_ROUTED], run, recipe, assay_uses_second_form(ctx) && recipe->recipe == NULL);
     if (!alone) return;
-    norm_steps(&steps[BS_STEPS_RMS_NORM], run, BS_PRE_NORM, false);
+    norm_steps(&steps[BS_STEPS_RMS_NORM], run, BS_PRE_NORM, MB_LAYER_INPUTS, MB_MLA_INPUTS, GRAPH_LEFT);
     gmm_steps(&steps[BS_STEPS_GMM], run, recipe);
 }
 

@@ -1,23 +1,20 @@
-/* One call of a function of the batch-split module, shard after shard. In shapes M is the number of shards, f of microbatches; T is a shard's
- * tokens of one microbatch, K their choices each, R = c->s.copies the choices of all P shards of its expert axis, E the
+/* One call of a function of the batch-split module. A function goes from some tensors of the layer to others (bs_tensor): what is
+ * asked for is made of what is there, of all shards of a microbatch at once. In shapes M is the number of shards, f of microbatches; T
+ * is a shard's tokens of one microbatch, K their choices each, R = c->s.copies the choices of all P shards of its expert axis, E the
  * experts, D the width of the model. */
 #pragma once
 
 #include "oracle/quad/quad_blocks.h"
 
-/* A tensor of the forward function: what was given (of a weight as each shard has it, [M,..]), or the pieces of a result. */
+/* A tensor of the forward function: what was given (a kernel as each shard has it, [M,..]), or a result. */
 typedef struct quad_argument {
-    quad_node node, whole; /* whole: of a weight, as it was given */
+    quad_node node;
     const int32_t *indices;
-    int32_t *made;
-    quad_node *pieces;
-    int64_t count;
 } quad_argument;
 
-/* A result of a function on all weights from what was given of that weight. */
 struct quad_call;
-typedef quad_node quad_of_weight(struct quad_call *c, const assay_function_tensor *whole,
-                                 const assay_function_tensor *result);
+/* Makes what is asked for, by quad_set or in `integers`; or refuses. */
+typedef void quad_maker(struct quad_call *c, bs_tensor tensor, int64_t i);
 
 typedef struct quad_call {
     quad_tape *t;
@@ -27,38 +24,43 @@ typedef struct quad_call {
     const assay_routing_config *routing;     /* config's */
     const assay_quant_recipe_config *recipe; /* config's */
     assay_batch_split_sizes s;
-    int64_t factor;
-    quad_of_weight *of_weight;                       /* of the function; NULL: it is none on all weights */
-    quad_argument arguments[ASSAY_FUNCTION_TENSORS]; /* of view->forward */
+    int64_t factor, parts; /* microbatches of the schedule; that the function has */
+    int64_t layer;         /* inputs/layer_idx */
+    quad_maker *make;
+    quad_argument arguments[ASSAY_FUNCTION_TENSORS];        /* of view->forward */
+    quad_node made[MB_TENSORS][ASSAY_MOST_MICROBATCHES];    /* [M*rows,columns]; 0: not yet */
+    int32_t *integers[MB_TENSORS][ASSAY_MOST_MICROBATCHES]; /* [M,..]; NULL: not yet */
+    const int64_t *sorted[ASSAY_MOST_MICROBATCHES];         /* [M*R]: the choice of all shards in each sorted row */
 } quad_call;
 
-/* Arguments from what was given; and results, or, of a NAME_bwd, gradients of what stands for its arguments. */
+/* Takes what is given; gives the results, or of a NAME_bwd the gradients of what stands for its arguments. */
 void quad_take(quad_call *c);
 void quad_finish(quad_call *c);
 
-/* What was given: of a tensor [M,parts,..] what one part of one shard has, in rows of so many columns; all of it. */
-quad_node quad_in(quad_call *c, const char *path, int64_t shard, int64_t columns);
-quad_node quad_in_part(quad_call *c, const char *path, int64_t shard, int64_t part, int64_t columns); /* of f */
-quad_node quad_in_all(quad_call *c, const char *path, int64_t columns);
+/* Of functions by themselves: arguments and results by their paths. */
+quad_node quad_in(quad_call *c, const char *path, int64_t columns); /* all of it, in rows of so many */
 const int32_t *quad_in_indices(quad_call *c, const char *path);
-bool quad_gives(const quad_call *c, const char *path); /* whether the function has that argument or result */
-/* A result's piece, of `pieces` that follow one another; with integers, all of it to be filled. */
-void quad_give(quad_call *c, const char *path, int64_t piece, int64_t pieces, quad_node y);
-int32_t *quad_give_indices(quad_call *c, const char *path);
-/* `name` of a shard's microbatch i, or the residual that was given for it: a _bwd is taken where its residuals are. */
-quad_node quad_at_residual(quad_call *c, const char *name, int64_t shard, int64_t i, quad_node y);
+void quad_give(quad_call *c, const char *path, quad_node y);
+int32_t *quad_give_indices(quad_call *c, const char *path); /* to be filled */
 
-/* y of a shard's rows: x times a weight that has so many columns, by the recipe where there is one. */
-quad_node quad_times_weight(quad_call *c, quad_node x, const char *weight, int64_t shard, int64_t columns);
-quad_node quad_normed(quad_call *c, const char *scale, int64_t shard, quad_node x);
+/* A shard's rows of what all have. */
+quad_node quad_of_shard(quad_call *c, quad_node all, int64_t shard);
+/* What was given of a weight (BS_...), in rows of so many: of a kernel [M*rows,columns]; 0: the function has none. */
+quad_node quad_weight(quad_call *c, int weight, int64_t columns);
+/* A tensor of microbatch i, made where it is not there. */
+quad_node quad_at(quad_call *c, bs_tensor tensor, int64_t i);
+const int32_t *quad_integers_at(quad_call *c, bs_tensor tensor, int64_t i);
+/* It is made. A _bwd goes on from the residual that it is given in its place. */
+void quad_set(quad_call *c, bs_tensor tensor, int64_t i, quad_node y);
+/* The residual of a shard's microbatch; NULL: none was given. */
+const quad *quad_residual(quad_call *c, bs_tensor tensor, int64_t shard, int64_t i);
+quad_maker quad_make;
 
-/* Forward functions by their names; the last name is NULL. */
-typedef struct quad_named_function {
-    const char *name;
-    void (*evaluate)(quad_call *c);
-    quad_of_weight *of_weight;
-} quad_named_function;
-extern const quad_named_function quad_weight_functions[], quad_attention_functions[], quad_expert_functions[];
+/* The experts of each row by `biased` [rows,E] -> selected [rows,K], and their weights [rows,K] from `scores`. */
+quad_node quad_choose(quad_call *c, quad_node biased, quad_node scores, int32_t *selected);
+/* Pairs of neighbours of x [tokens,heads*Dr], by the angle [tokens,Dr] that both have: y = x cos + (x mask) sin. */
+quad_node quad_turned(quad_call *c, quad_node x, quad_node angles);
 
-/* inputs [M,f,T,D] -> outputs/mla_out likewise, attn_out and lse; the nodes of mla_out, [M*f], where there is one. */
-quad_node *quad_attention_half(quad_call *c, const char *inputs);
+/* What no layer computes: of functions on all weights or the batch, and by name. */
+void quad_move(quad_call *c);
+bool quad_others(quad_call *c); /* false: there is no such function */

@@ -1,202 +1,123 @@
-/* Microbatches, and weights as shards have them: split and merge, fetch, extract and insert, gather, reduce. */
+/* Microbatches, and weights as shards have them: split and merge, fetch, extract and insert, gather, reduce. Each number of theirs has a
+ * place in the whole batch, or in the whole weight; those of a result are those given that have the same place, or their sum. */
 #include <stdio.h>
 #include <string.h>
 
 #include "oracle/quad/quad_function.h"
 
-/* Of a shard's rows of the batch number i is row i / f of microbatch i mod f. */
-static int64_t *places_of_rows(quad_call *c)
+/* The shard that along `axis` is at `index`, else where `shard` is. */
+static int64_t peer(const int64_t *mesh, int64_t shard, int axis, int64_t index)
 {
-    const int64_t rows = c->factor * c->s.rows;
-    int64_t *place = quad_indices(c->t, c->s.shards * rows);
-    for (int64_t i = 0; place != NULL && i < c->s.shards * rows; i++)
-        place[i] = i / rows * rows + i % rows % c->factor * c->s.rows + i % rows / c->factor;
-    return place;
+    int64_t stride = 1;
+    for (int k = ASSAY_AXIS_EXPERT; k > axis; k--) stride *= mesh[k];
+    return shard + (index - shard / stride % mesh[axis]) * stride;
 }
 
-static void split(quad_call *c)
+/* Number `term` of the shards that differ from this one along axes `over` alone, 1 << axis; -1 behind the last. */
+static int64_t term_of(const int64_t *mesh, unsigned over, int64_t shard, int64_t term)
 {
-    const int64_t width = c->mla->sequence * c->mla->emb_dim, rows = c->s.shards * c->factor * c->s.rows;
-    quad_give(c, "outputs/microbatches", 0, 1,
-              quad_scatter(c->t, quad_in_all(c, "inputs/x", width), places_of_rows(c), rows));
+    for (int axis = 0; axis <= ASSAY_AXIS_EXPERT; axis++) {
+        if ((over >> axis & 1) == 0) continue;
+        shard = peer(mesh, shard, axis, term % mesh[axis]);
+        term /= mesh[axis];
+    }
+    return term == 0 ? shard : -1;
 }
 
-static void merge(quad_call *c)
-{
-    const int64_t width = c->mla->sequence * c->mla->emb_dim, rows = c->s.shards * c->factor * c->s.rows;
-    quad_give(c, "outputs/x", 0, 1,
-              quad_gather(c->t, quad_in_all(c, "inputs/microbatches", width), places_of_rows(c), rows));
-}
-
-/* Where a shard's number of a weight lies in the whole one: split over fsdp along the axis labelled D, or else the first
- * one of a kernel, and over expert along the first one of a weight of experts. */
-static int64_t whole_index(const quad_call *c, const assay_function_tensor *whole, const assay_function_tensor *local,
-                           int64_t shard, int64_t index)
+/* Where number i of a tensor lies in the whole one; -1: nowhere, it is another layer's. Row r of a shard's batch is row r / f of
+ * microbatch r mod f. Of a weight a shard has all of an axis, or its part: over expert of the experts, else over fsdp. */
+static int64_t place_of(const quad_call *c, const assay_function_tensor *whole, const assay_function_tensor *t,
+                        int64_t i)
 {
     const int64_t *mesh = c->config->stack.sharding.mesh.size;
-    const int64_t expert = shard % mesh[ASSAY_AXIS_EXPERT],
-                  fsdp = shard / mesh[ASSAY_AXIS_EXPERT] % mesh[ASSAY_AXIS_FSDP];
-    int64_t at = 0, stride = 1;
-    for (int axis = whole->shape.rank - 1; axis >= 0; axis--) {
-        const int64_t size = local->shape.dims[axis + 1], place = index % size;
-        const bool experts = whole->by_expert && axis == 0;
-        at += (place + (size == whole->shape.dims[axis] ? 0 : (experts ? expert : fsdp) * size)) * stride;
-        index /= size;
-        stride *= whole->shape.dims[axis];
+    int64_t rest = assay_shape_count(&t->shape), at = 0, part = 0, shard = 0;
+    int k = 0;
+    for (int axis = 0; axis < t->shape.rank; axis++) {
+        const int64_t size = t->shape.dims[axis];
+        const char letter = t->axes[axis];
+        rest /= size;
+        int64_t place = i / rest % size;
+        if (letter == 'A' && place != c->layer) return -1;
+        if (letter == 'm') shard = place;
+        if (letter == 'j') part = place;
+        if (letter == 'A' || letter == 'j' || (letter == 'm' && t->weight >= 0)) continue;
+        if (letter == 'a') place = place * c->factor + part;
+        if (t->weight >= 0 && size < whole->shape.dims[k]) {
+            const bool experts = whole->by_expert && k == 0;
+            const int64_t expert = shard % mesh[ASSAY_AXIS_EXPERT], fsdp = shard / mesh[ASSAY_AXIS_EXPERT];
+            place += (experts ? expert : fsdp % mesh[ASSAY_AXIS_FSDP]) * size;
+        }
+        at = at * whole->shape.dims[k++] + place;
     }
     return at;
 }
 
-static const assay_function_tensor *find(const assay_function_tensors *tensors, const char *folder, int weight)
+/* The shard that has it; 0 of what no shard has apart, or where that does not matter. */
+static int64_t shard_of(const quad_call *c, const assay_function_tensor *t, const assay_function_tensor *other,
+                        int64_t i)
 {
-    for (int i = 0; i < tensors->count; i++) {
-        const assay_function_tensor *t = &tensors->items[i];
-        if (t->weight == weight && strncmp(t->path, folder, strlen(folder)) == 0) return t;
+    const bool apart = t->axes[0] == 'm' && other->axes[0] == 'm' && t->weight >= 0;
+    return apart ? i / (assay_shape_count(&t->shape) / c->s.shards) : 0;
+}
+
+/* From what is given: of what is nowhere the result has what stands there, before that. */
+static quad_node moved(quad_call *c, const assay_function_tensor *whole, const assay_function_tensor *given,
+                       quad_node from, const assay_function_tensor *result, unsigned over)
+{
+    const int64_t *mesh = c->config->stack.sharding.mesh.size;
+    const int64_t all = assay_shape_count(&whole->shape), count = assay_shape_count(&given->shape),
+                  numbers = assay_shape_count(&result->shape), first = quad_rows(c->t, from) - count;
+    int64_t *at = quad_indices(c->t, c->s.shards * all);
+    quad_node sum = 0;
+    for (int64_t i = 0; at != NULL && i < c->s.shards * all; i++) at[i] = -1;
+    for (int64_t i = 0; at != NULL && i < count; i++) {
+        const int64_t place = place_of(c, whole, given, i);
+        if (place >= 0) at[shard_of(c, given, result, i) * all + place] = first + i;
     }
-    return NULL;
-}
-
-/* A bundle's tensor, [count,1]. */
-static quad_node bundle(quad_call *c, const char *group, const assay_function_tensor *result)
-{
-    char path[2 * ASSAY_PATH_SIZE];
-    snprintf(path, sizeof path, "inputs/%s%s", group, strrchr(result->path, '/'));
-    return quad_in_all(c, path, 1);
-}
-
-static quad_node fetch_weight(quad_call *c, const assay_function_tensor *whole, const assay_function_tensor *result)
-{
-    (void)whole;
-    return bundle(c, "params", result);
-}
-
-/* The stacked index of a layer's number. */
-static int64_t stacked_index(const quad_call *c, const assay_function_tensor *whole, int64_t layer, int64_t index)
-{
-    int64_t inner = 1;
-    for (int axis = (int)c->config->layer_axis; axis < whole->shape.rank; axis++) inner *= whole->shape.dims[axis];
-    return (index / inner * c->config->layers + layer) * inner + index % inner;
-}
-
-static int64_t layer_of(quad_call *c)
-{
-    const int32_t *layer = quad_in_indices(c, "inputs/layer_idx");
-    return layer == NULL ? 0 : layer[0];
-}
-
-static quad_node extract_weight(quad_call *c, const assay_function_tensor *whole, const assay_function_tensor *result)
-{
-    const int64_t layer = layer_of(c), all = assay_shape_count(&result->shape), count = all / c->s.shards;
-    int64_t *place = quad_indices(c->t, all);
-    for (int64_t i = 0; place != NULL && i < all; i++)
-        place[i] = stacked_index(c, whole, layer, whole_index(c, whole, result, i / count, i % count));
-    return quad_gather(c->t, bundle(c, "all_weights", result), place, all);
-}
-
-/* What is inserted stands behind what was there. */
-static quad_node insert_weight(quad_call *c, const assay_function_tensor *whole, const assay_function_tensor *result)
-{
-    const assay_function_tensor *local = find(&c->view->scattered, "outputs/", whole->weight);
-    const int64_t layer = layer_of(c), all = assay_shape_count(&result->shape),
-                  given = assay_shape_count(&local->shape);
-    const quad_node both[] = {bundle(c, "all_ws_grad", result), bundle(c, "ws_grad", result)};
-    int64_t *place = quad_indices(c->t, all);
-    for (int64_t i = 0; place != NULL && i < all; i++) place[i] = i;
-    for (int64_t i = 0; place != NULL && i < given; i++) {
-        const int64_t count = given / c->s.shards;
-        place[stacked_index(c, whole, layer, whole_index(c, whole, local, i / count, i % count))] = all + i;
-    }
-    return quad_gather(c->t, quad_concatenate(c->t, both, 2), place, all);
-}
-
-/* Places of shards: along `axis` `index`, else those of `shard`. */
-static int64_t peer(const quad_call *c, int64_t shard, assay_mesh_axis axis, int64_t index)
-{
-    const int64_t *size = c->config->stack.sharding.mesh.size;
-    int64_t place[ASSAY_MESH_AXES] = {shard / size[2] / size[1], shard / size[2] % size[1], shard % size[2]};
-    place[axis] = index;
-    return (place[0] * size[1] + place[1]) * size[2] + place[2];
-}
-
-/* The weight of a shard's experts as one shard sees it whole, from numbers that lie scattered. */
-static quad_node gather_weight(quad_call *c, const assay_function_tensor *whole, const assay_function_tensor *result)
-{
-    const assay_function_tensor *local = find(&c->view->scattered, "outputs/", whole->weight);
-    const int64_t count = assay_shape_count(&local->shape) / c->s.shards;
-    const int64_t all = assay_shape_count(&result->shape) / c->s.shards;
-    const int64_t parts = whole->by_expert ? c->s.expert_shards : 1;
-    int64_t *place = quad_indices(c->t, c->s.shards * all);
-    for (int64_t shard = 0; place != NULL && shard < c->s.shards; shard++) {
-        const int64_t first = parts == 1 ? 0 : shard % c->s.expert_shards * all;
-        for (int64_t f = 0; f < c->config->stack.sharding.mesh.size[ASSAY_AXIS_FSDP]; f++) {
-            const int64_t other = peer(c, shard, ASSAY_AXIS_FSDP, f);
-            for (int64_t i = 0; i < count; i++)
-                place[shard * all + whole_index(c, whole, local, other, i) - first] = other * count + i;
+    for (int64_t term = 0; at != NULL && term_of(mesh, over, 0, term) >= 0; term++) {
+        int64_t *index = quad_indices(c->t, numbers);
+        for (int64_t i = 0; index != NULL && i < numbers; i++) {
+            const int64_t place = place_of(c, whole, result, i);
+            const int64_t shard = term_of(mesh, over, shard_of(c, result, given, i), term);
+            index[i] = place < 0 ? i : at[shard * all + place];
         }
+        sum = quad_add(c->t, sum, quad_gather(c->t, from, index, numbers));
     }
-    return quad_gather(c->t, bundle(c, "weights", result), place, c->s.shards * all);
+    return sum;
 }
 
 /* Scales and biases are sums already. */
-static bool is_kernel(const assay_function_tensor *whole)
+static unsigned summed_over(const quad_call *c, const assay_function_tensor *whole)
 {
-    return whole->holds == ASSAY_HOLDS_KERNEL;
+    static const struct {
+        const char *name;
+        unsigned over;
+    } sums[] = {{"gather_weights", 1 << ASSAY_AXIS_FSDP},
+                {"reduce_scatter_ws_grad", 1 << ASSAY_AXIS_FSDP | 1 << ASSAY_AXIS_EXPERT},
+                {"all_reduce_ws_grad_dcn", 1 << ASSAY_AXIS_DATA}};
+    for (size_t i = 0; i < sizeof sums / sizeof *sums && whole->holds == ASSAY_HOLDS_KERNEL; i++)
+        if (strcmp(sums[i].name, c->view->name) == 0)
+            return sums[i].over & ~(whole->by_expert ? 1U << ASSAY_AXIS_EXPERT : 0);
+    return 0;
 }
 
-static quad_node reduce_scatter_weight(quad_call *c, const assay_function_tensor *whole,
-                                       const assay_function_tensor *result)
-{
-    const int64_t *mesh = c->config->stack.sharding.mesh.size;
-    const int64_t numbers = assay_shape_count(&result->shape), count = numbers / c->s.shards;
-    const int64_t parts = whole->by_expert ? c->s.expert_shards : 1, all = assay_shape_count(&whole->shape) / parts;
-    const int64_t experts = whole->by_expert ? 1 : mesh[ASSAY_AXIS_EXPERT];
-    const quad_node from = bundle(c, "ws_grad", result);
-    quad_node sum = 0;
-    for (int64_t term = 0; is_kernel(whole) && term < experts * mesh[ASSAY_AXIS_FSDP]; term++) {
-        int64_t *place = quad_indices(c->t, numbers);
-        for (int64_t i = 0; place != NULL && i < numbers; i++) {
-            const int64_t shard = i / count, at = whole_index(c, whole, result, shard, i % count) % all;
-            const int64_t of = whole->by_expert ? shard : peer(c, shard, ASSAY_AXIS_EXPERT, term % experts);
-            place[i] = peer(c, of, ASSAY_AXIS_FSDP, term / experts) * all + at;
-        }
-        sum = quad_add(c->t, sum, quad_gather(c->t, from, place, numbers));
-    }
-    return is_kernel(whole) ? sum : from;
-}
-
-static quad_node all_reduce_weight(quad_call *c, const assay_function_tensor *whole,
-                                   const assay_function_tensor *result)
-{
-    const int64_t numbers = assay_shape_count(&result->shape), count = numbers / c->s.shards;
-    const quad_node from = bundle(c, "ws_grad", result);
-    quad_node sum = 0;
-    for (int64_t d = 0; is_kernel(whole) && d < c->config->stack.sharding.mesh.size[ASSAY_AXIS_DATA]; d++) {
-        int64_t *place = quad_indices(c->t, numbers);
-        for (int64_t i = 0; place != NULL && i < numbers; i++)
-            place[i] = peer(c, i / count, ASSAY_AXIS_DATA, d) * count + i % count;
-        sum = quad_add(c->t, sum, quad_gather(c->t, from, place, numbers));
-    }
-    return is_kernel(whole) ? sum : from;
-}
-
-static void each_weight(quad_call *c)
+/* Each tensor from the others of its weight, or from the other one. */
+void quad_move(quad_call *c)
 {
     const assay_function_tensors *own = &c->view->own;
     for (int i = 0; i < own->count; i++) {
-        if (strncmp(own->items[i].path, "outputs/", 8) != 0) continue;
-        quad_give(c, own->items[i].path, 0, 1,
-                  c->of_weight(c, find(&c->view->whole, "inputs/", own->items[i].weight), &own->items[i]));
+        const assay_function_tensor *result = &own->items[i], *given = NULL, *whole = NULL;
+        quad_node from = 0;
+        for (int k = 0; result->result && k < own->count; k++) {
+            if (own->items[k].result || own->items[k].integers || own->items[k].weight != result->weight) continue;
+            const quad_node parts[] = {from, quad_in(c, own->items[k].path, 1)};
+            given = &own->items[k];
+            from = from == 0 ? parts[1] : quad_concatenate(c->t, parts, 2);
+        }
+        for (int k = 0; k < c->view->whole.count; k++)
+            if (c->view->whole.items[k].weight == result->weight) whole = &c->view->whole.items[k];
+        if (given == NULL) continue;
+        if (whole == NULL) whole = strchr(given->axes, 'd') != NULL ? given : result; /* the batch */
+        quad_give(c, result->path, moved(c, whole, given, from, result, summed_over(c, whole)));
     }
 }
-
-const quad_named_function quad_weight_functions[] = {
-    {"fetch_weights", each_weight, fetch_weight},
-    {"split", split, NULL},
-    {"merge", merge, NULL},
-    {"extract_layer_weights", each_weight, extract_weight},
-    {"insert_layer_ws_grad", each_weight, insert_weight},
-    {"gather_weights", each_weight, gather_weight},
-    {"reduce_scatter_ws_grad", each_weight, reduce_scatter_weight},
-    {"all_reduce_ws_grad_dcn", each_weight, all_reduce_weight},
-    {NULL, NULL, NULL},
-};
