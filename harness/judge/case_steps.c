@@ -91,6 +91,41 @@ static int add_name(builder *b, const char *folder, const char *name, int tensor
     return add_checkpoint(b, b->s->step_count - 1, folder, name, shape);
 }
 
+/* All tensors of the layer that no other step has. */
+static void add_others(builder *b, int number)
+{
+    b->s->steps[number].engine = true;
+    for (int i = 0; i < b->list->count; i++) {
+        const assay_tensor_spec *spec = &b->list->entries[i].spec;
+        const assay_tensor_role role = spec->role;
+        const bool given = role == ASSAY_ROLE_INPUT || role == ASSAY_ROLE_WEIGHT;
+        const bool made = role == ASSAY_ROLE_CHECKPOINT || role == ASSAY_ROLE_ROUTING || role == ASSAY_ROLE_OUTPUT;
+        const char *folder = assay_role_folders[role], *name = spec->path + strlen(folder) + 1;
+        char path[ASSAY_PATH_SIZE], label[ASSAY_PATH_SIZE];
+        if (!(given || made) || strncmp(name, b->prefix, strlen(b->prefix)) != 0) continue;
+        if (strcmp(spec->path, "outputs/y") == 0) continue;
+        name += strlen(b->prefix);
+        snprintf(label, sizeof label, "%s/%s", folder, name); /* "routing/weights" are none of the layer's weights */
+        if (role == ASSAY_ROLE_WEIGHT || role == ASSAY_ROLE_CHECKPOINT) snprintf(label, sizeof label, "%s", name);
+        snprintf(path, sizeof path, "%s", spec->path);
+        if (given) assay_gradient_path(spec->path, path);
+        if (assay_steps_show(b->s, path)) continue;
+        const int t = add_tensor(b, given ? -1 : number, label, &spec->shape);
+        snprintf(b->s->tensors[t].path, ASSAY_PATH_SIZE, "%s", path);
+        b->s->tensors[t].checkpoint = made;
+        if (given) add_in(&b->s->steps[number], t);
+    }
+}
+
+static void add_experts(builder *b, int number, const assay_stack_config *config)
+{
+    assay_step *step = &b->s->steps[number];
+    const assay_routing_config *routing = &config->moe.routing;
+    snprintf(step->with, sizeof step->with, "%" PRId64 " of %" PRId64 " a token", routing->num_experts_per_tok,
+             routing->num_experts);
+    add_others(b, number);
+}
+
 static void add_graph_step(builder *b, const graph *g, const graph_step *from, int *of)
 {
     const int number = b->s->step_count;
@@ -115,6 +150,7 @@ static void add_graph_step(builder *b, const graph *g, const graph_step *from, i
         const int t = add_checkpoint(b, number, "checkpoints/", gradient->name, &gradient->shape);
         b->s->tensors[t].of_backward = true;
     }
+    if (from->kind == &assay_kind_experts) add_experts(b, number, from->with.block);
 }
 
 /* x: what stands in the place of inputs/x; -1: it does itself. of: tensors by their places in the graph. */
@@ -135,37 +171,6 @@ static void add_graph(builder *b, const graph *g, int x, int *of)
             of[t] = add_tensor(b, -1, name, &row->shape); /* a number of a program */
     }
     for (int i = 0; i < g->step_count; i++) add_graph_step(b, g, &g->steps[i], of);
-}
-
-/* One step, which has all tensors of the layer that no other has. */
-static int add_engine(builder *b, const char *kind, int in, const assay_shape *shape)
-{
-    const int number = b->s->step_count;
-    assay_step *step = add_step(b, kind);
-    const int result = add_within(b, number, kind, shape);
-    step->engine = true;
-    add_in(step, in);
-    for (int i = 0; i < b->list->count; i++) {
-        const assay_tensor_spec *spec = &b->list->entries[i].spec;
-        const assay_tensor_role role = spec->role;
-        const bool given = role == ASSAY_ROLE_INPUT || role == ASSAY_ROLE_WEIGHT;
-        const bool made = role == ASSAY_ROLE_CHECKPOINT || role == ASSAY_ROLE_ROUTING || role == ASSAY_ROLE_OUTPUT;
-        const char *folder = assay_role_folders[role], *name = spec->path + strlen(folder) + 1;
-        char path[ASSAY_PATH_SIZE], label[ASSAY_PATH_SIZE];
-        if (!(given || made) || strncmp(name, b->prefix, strlen(b->prefix)) != 0) continue;
-        if (strcmp(spec->path, "outputs/y") == 0) continue;
-        name += strlen(b->prefix);
-        snprintf(label, sizeof label, "%s/%s", folder, name); /* "routing/weights" are none of the layer's weights */
-        if (role == ASSAY_ROLE_WEIGHT || role == ASSAY_ROLE_CHECKPOINT) snprintf(label, sizeof label, "%s", name);
-        snprintf(path, sizeof path, "%s", spec->path);
-        if (given) assay_gradient_path(spec->path, path);
-        if (assay_steps_show(b->s, path)) continue;
-        const int t = add_tensor(b, given ? -1 : number, label, &spec->shape);
-        snprintf(b->s->tensors[t].path, ASSAY_PATH_SIZE, "%s", path);
-        b->s->tensors[t].checkpoint = made;
-        if (given) add_in(step, t);
-    }
-    return result;
 }
 
 /* Outputs that have another name, or none, where they are made. */
@@ -204,7 +209,6 @@ static double operations_of(const assay_stack_config *config, int64_t first, int
 static int add_layer(builder *b, const assay_stack_config *config, int64_t layer, int x, const assay_shape *shape)
 {
     const bool dense = is_dense(config, layer);
-    const assay_routing_config *routing = &config->moe.routing;
     int of[GRAPH_TENSORS];
     graph g;
     b->prefix[0] = '\0';
@@ -217,24 +221,17 @@ static int add_layer(builder *b, const assay_stack_config *config, int64_t layer
     if (!config->single)
         snprintf(start->with, sizeof start->with, "layer %" PRId64 ", %s", layer, dense ? "dense" : "experts");
     if (!dense && config->batch_split_factor > 0) {
-        const int y = add_engine(b, "batch-split layer", x, shape);
-        b->s->steps[b->s->step_count - 1].operations = operations_of(config, layer, layer + 1);
+        static const char name[] = "batch-split layer";
+        assay_step *step = add_step(b, name);
+        const int number = b->s->step_count - 1, y = add_within(b, number, name, shape);
+        add_in(step, x);
+        add_others(b, number);
+        step->operations = operations_of(config, layer, layer + 1);
         return y;
     }
     assay_layer_graph(&g, config, layer);
     add_graph(b, &g, x, of);
-    if (dense) return of[g.result];
-    const int y = add_engine(b, "experts", of[g.result], shape);
-    assay_step *experts = &b->s->steps[b->s->step_count - 1];
-    snprintf(experts->with, sizeof experts->with, "%" PRId64 " of %" PRId64 " a token", routing->num_experts_per_tok,
-             routing->num_experts);
-    experts->operations = assay_moe_flops(&config->moe, false);
-    /* The graph ends with the norm of the first half, which is the other term. */
-    const int half = of[g.steps[g.tensors[g.result].step].in[0]];
-    assay_step *sum = add_step(b, "add");
-    add_in(sum, half);
-    add_in(sum, y);
-    return add_within(b, b->s->step_count - 1, "sum", shape);
+    return of[g.result];
 }
 
 static int add_like(builder *b, const assay_stack_config *config, int64_t first, int64_t last, int x,

@@ -24,7 +24,8 @@ typedef enum graph_role {
     GRAPH_NUMBER, /* of a program: every run has it */
     GRAPH_INDICES,
     GRAPH_WEIGHT,
-    GRAPH_CHECKPOINT
+    GRAPH_CHECKPOINT,
+    GRAPH_ASIDE /* a checkpoint that a block makes as it runs, and writes itself (graph_aside) */
 } graph_role;
 
 /* Where a correct implementation has a tensor. */
@@ -95,6 +96,7 @@ typedef union graph_parameters {
     assay_quantize_config quantise; /* quantise_hidden, hidden_numbers */
     graph_rotation rope;            /* and of angles, rotation */
     assay_attention_config attention;
+    const void *block; /* of a kind that is another block (graph_block) */
 } graph_parameters;
 
 /* What a mutant makes of a step besides; the functions are its own (harness/mutants). */
@@ -245,6 +247,10 @@ int graph_integers(graph *g, const struct graph_kind *kind, const char *axes, in
 
 /* h of gate and up, or of both in one tensor (up 0). */
 int graph_glu(graph *g, const char *axes, int gate, int up, const assay_gated_mlp_config *config);
+/* x through a block that is one step, of a kind of its own; its configuration lives as long as the graph. */
+int graph_block(graph *g, const struct graph_kind *kind, int x, const void *config);
+/* What the block makes besides. It has room where it is kept for backward, and is released like any checkpoint. */
+void graph_aside(graph *g, int y, assay_tensor_row row);
 /* What those who read h take of it where a kernel quantises it: numbers of codes and scales, one of these for each block of a row
  * of `config->columns`; both are named. */
 int graph_quantise_hidden(graph *g, const char *codes, const char *scale, int h, const assay_quantize_config *config);

@@ -255,6 +255,18 @@ int graph_glu(graph *g, const char *axes, int gate, int up, const assay_gated_ml
     return add_output(g, step, 0, row_of(g, "h", axes));
 }
 
+int graph_block(graph *g, const graph_kind *kind, int x, const void *config)
+{
+    graph_step *step = add_step(g, kind, x, 0, 0);
+    step->with.block = config;
+    return add_output_like(g, step, kind->name, x);
+}
+
+void graph_aside(graph *g, int y, assay_tensor_row row)
+{
+    g->tensors[add_tensor(g, row, GRAPH_ASIDE)].step = g->tensors[y].step;
+}
+
 int graph_quantise_hidden(graph *g, const char *codes, const char *scale, int h, const assay_quantize_config *config)
 {
     graph_step *quantise = add_step(g, &graph_kind_quantise_hidden, h, 0, 0), *numbers;

@@ -395,10 +395,10 @@ static assay_status release_after(assay_context *ctx, graph_run *r, int number)
         const graph_tensor *tensor = &r->graph->tensors[t];
         const int last = tensor->last < 0 ? tensor->step : tensor->last;
         if (last != number || r->lent[t] || r->value[t] == NULL || t == r->graph->result) continue;
-        const bool goes = tensor->role == GRAPH_CHECKPOINT && r->release == graph_let_go;
+        const bool named = tensor->role == GRAPH_CHECKPOINT || tensor->role == GRAPH_ASIDE,
+                   goes = named && r->release == graph_let_go;
         if (tensor->role == GRAPH_WITHIN || goes) drop_value(r, t);
-        if (tensor->role == GRAPH_CHECKPOINT && r->release != NULL && !goes)
-            MUST(r->release(ctx, r->self, t, &r->value[t]));
+        if (named && r->release != NULL && !goes) MUST(r->release(ctx, r->self, t, &r->value[t]));
     }
     return ASSAY_OK;
 }

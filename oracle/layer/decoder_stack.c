@@ -98,8 +98,7 @@ static bool wants_backward(const stack_run *run)
 {
     bool wants = assay_wants(run->out, "gradients/inputs/x");
     for (int64_t layer = run->config->first_layer; !wants && layer < run->config->layers; layer++)
-        wants = layer_wants_gradient(run, layer) ||
-                (!layer_is_dense(run->config, layer) && layer_moe_wants_gradient(run, layer));
+        wants = layer_wants_gradient(run, layer);
     return wants;
 }
 
@@ -110,12 +109,6 @@ static assay_status write_report(assay_context *ctx, const stack_run *run)
     MUST(assay_write_result(ctx, run->out, "remat/bytes_kept", 1, &kept));
     MUST(assay_write_result(ctx, run->out, "remat/bytes_offloaded", 1, &offloaded));
     return assay_write_result(ctx, run->out, "remat/operations_recomputed", 1, &report.operations_recomputed);
-}
-
-/* Layers that are not under the batch-split schedule: the first ones. */
-static int64_t plain_layers(const assay_stack_config *config)
-{
-    return config->batch_split_factor > 0 ? config->dense_layers : config->layers;
 }
 
 /* A residual of each microbatch of each layer. */
@@ -140,10 +133,8 @@ static assay_status backward(assay_context *ctx, const stack_run *run, assay_bat
     memset(dy, 0, (size_t)run->size * sizeof *dy);
     if (in->has(in->self, "cotangents/y")) MUST(in->read(ctx, in->self, "cotangents/y", 0, run->size, dy));
     if (split != NULL) MUST(assay_batch_split_backward(ctx, run, split, dy));
-    for (int64_t layer = plain_layers(run->config) - 1; layer >= run->config->first_layer; layer--) {
+    for (int64_t layer = layer_plain_end(run->config) - 1; layer >= run->config->first_layer; layer--)
         MUST(layer_backward(ctx, run, layer, dy));
-        MUST(layer_write_boundary(ctx, run, layer, dy));
-    }
     clear_gradient(run, dy);
     MUST(assay_write_result(ctx, run->out, "gradients/inputs/x", run->size, dy));
     return write_report(ctx, run);
@@ -155,6 +146,7 @@ static assay_status begin(assay_context *ctx, stack_run *run, double **x)
     MUST(assay_stack_check(ctx, run->config));
     run->tokens = sizes.batch * sizes.sequence;
     run->size = run->tokens * sizes.emb_dim;
+    MUST(layer_graphs_make(ctx, run));
     return read_inputs(ctx, run, x);
 }
 
@@ -164,6 +156,7 @@ static void end(stack_run *run)
     free(run->positions);
     free(run->segment_ids);
     free(run->cleared);
+    for (int i = 0; i < LAYER_GRAPHS; i++) free(run->graphs[i]);
 }
 
 assay_status assay_stack_run(assay_context *ctx, const assay_stack_config *config, const assay_source *in,
@@ -179,7 +172,7 @@ assay_status assay_stack_run(assay_context *ctx, const assay_stack_config *confi
         goto cleanup;
     }
     if (wants_backward(&run)) TRY(assay_remat_open(ctx, &run.store, &config->policy, items_of(config)));
-    for (int64_t layer = config->first_layer; layer < plain_layers(config); layer++)
+    for (int64_t layer = config->first_layer; layer < layer_plain_end(config); layer++)
         TRY(layer_forward(ctx, &run, layer, &x));
     if (config->batch_split_factor > 0) TRY(assay_batch_split_forward(ctx, &run, &split, &x));
     TRY(assay_write_result(ctx, out, "outputs/y", run.size, x));

@@ -69,8 +69,9 @@ assay_status assay_stack_remat_model(assay_context *ctx, const assay_stack_confi
 
 /* Of its attention, to which the other parts must fit. */
 assay_stack_sizes assay_stack_sizes_of(const assay_stack_config *config);
-/* A layer: inputs x, positions and segment_ids, weights with their folders, checkpoints by the names of remat.h, and lse. A dense
- * one gives its output, one of experts what its block is given. */
+/* A layer: inputs x, positions and segment_ids, weights with their folders, checkpoints by the names of remat.h, and lse. The block
+ * of experts is one step; under the batch-split schedule such a layer ends with what its block is given. */
+extern const struct graph_kind assay_kind_experts;
 void assay_layer_graph(graph *g, const assay_stack_config *config, int64_t layer);
 
 int64_t assay_stack_memory(const assay_stack_config *config);

@@ -1,4 +1,4 @@
-/* A layer as a graph: a dense one whole, one of experts up to the input of its block. */
+/* A layer as a graph. */
 #include "oracle/blocks/mlp.h"
 #include "oracle/layer/layer_internal.h"
 
@@ -47,6 +47,40 @@ static int attention_steps(graph *g, const assay_stack_config *config, int64_t l
     return assay_gqa_steps(g, &gqa, in, w);
 }
 
+/* Rows of the routed experts' tensors, in the layout of the path (moe.h). */
+static int64_t routed_rows(const assay_stack_config *config)
+{
+    const assay_moe_config *moe = &config->moe;
+    const assay_routing_config *routing = &moe->routing;
+    const int64_t tokens = routing->batch * routing->sequence;
+    if (assay_is_sharded(moe, &config->sharding)) {
+        const assay_shard_sizes sizes = assay_shard_sizes_of(moe, &config->sharding);
+        return sizes.shards * sizes.chunks * sizes.buffer;
+    }
+    if (moe->path == ASSAY_MOE_DENSE) return tokens * routing->num_experts;
+    if (moe->path == ASSAY_MOE_DROPPING) {
+        return routing->num_experts * routing->batch * assay_expert_capacity(routing, moe->capacity_factor);
+    }
+    return tokens * assay_moe_slots(moe);
+}
+
+/* The block of experts, with what of it a policy may keep. */
+static int expert_steps(graph *g, const assay_stack_config *config, int x)
+{
+    static const int kept[] = {ASSAY_MLPWI, ASSAY_MLPWI_0, ASSAY_MLPWI_1, ASSAY_MLPWO};
+    const assay_gated_mlp_config mlp[] = {assay_moe_shared_config(&config->moe, 0),
+                                          assay_moe_expert_config(&config->moe, 0)};
+    const int64_t rows[] = {config->moe.routing.batch * config->moe.routing.sequence, routed_rows(config)};
+    const int y = graph_block(g, &assay_kind_experts, x, config);
+    for (int i = 0; i < 8; i++) {
+        const int routed = i / 4;
+        const assay_tensor_row row =
+            assay_mlp_checkpoint_row(&mlp[routed], routed ? ASSAY_MLP_ROUTED : ASSAY_MLP_SHARED, kept[i % 4]);
+        if (assay_tensor_row_count(&row) > 0) graph_aside(g, y, assay_tensor_row_below("r", &rows[routed], row));
+    }
+    return y;
+}
+
 void assay_layer_graph(graph *g, const assay_stack_config *config, int64_t layer)
 {
     const bool latent = config->attention == ASSAY_LAYER_MLA, dense = layer_is_dense(config, layer);
@@ -71,16 +105,16 @@ void assay_layer_graph(graph *g, const assay_stack_config *config, int64_t layer
     const int attended = graph_stored(g, attention_steps(g, config, layer, &in, of_attention));
     const int h = graph_called(g, LAYER_H, graph_add(g, x, attended));
     const int h_norm = graph_rms_norm(g, h, post_norm, config->epsilon);
-    if (dense) {
-        const int y = graph_stored(g, assay_mlp_steps(g, &mlp, h_norm, of_mlp));
-        graph_end(g, graph_called(g, LAYER_SUM, graph_add(g, h, y)), GRAPH_STORED);
-    } else {
-        graph_end(g, h_norm, GRAPH_STORED);
-    }
+    const bool half = !dense && config->batch_split_factor > 0;
+    const int y = dense  ? graph_stored(g, assay_mlp_steps(g, &mlp, h_norm, of_mlp))
+                  : half ? 0
+                         : expert_steps(g, config, h_norm);
+    graph_end(g, half ? h_norm : graph_called(g, LAYER_SUM, graph_add(g, h, y)), GRAPH_STORED);
 }
 
 int layer_tensor(const graph *g, int slot)
 {
+    if (slot == ASSAY_REMAT_DECODER_LAYER_INPUT) return graph_find(g, "inputs/x");
     return graph_find(g, slot == ASSAY_REMAT_LSE ? "lse" : assay_remat_names[slot]);
 }
 
@@ -94,5 +128,13 @@ int layer_slot(const graph *g, int tensor)
 bool layer_recomputes(const graph *g, int slot)
 {
     const bool needed = slot <= ATTENTION_LAST || (slot >= ASSAY_REMAT_MLPWI && slot <= ASSAY_REMAT_MLPWI_1);
-    return needed && slot != ASSAY_REMAT_LSE && layer_tensor(g, slot) > 0;
+    return needed && g->tensors[layer_tensor(g, slot)].role == GRAPH_CHECKPOINT;
+}
+
+double layer_recomputed(const assay_stack_config *config, const graph *g, const bool kept[ASSAY_REMAT_SLOTS])
+{
+    double sum = graph_find(g, assay_kind_experts.name) == 0 ? 0 : layer_moe_recomputed(config, kept);
+    for (int slot = 0; slot < ASSAY_REMAT_SLOTS; slot++)
+        if (layer_recomputes(g, slot) && !kept[slot]) sum += graph_operations(g, layer_tensor(g, slot));
+    return sum;
 }

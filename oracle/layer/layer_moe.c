@@ -1,136 +1,229 @@
-/* The block of experts of a layer, whose tensors are the stack's. */
+/* The block of experts as a step of a layer: its tensors are the layer's, but for those that stand between the two. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/layer/layer_internal.h"
-#include "oracle/layer/sub_block.h"
 
-/* The checkpoints of a MoE block. */
-static const struct {
-    int slot;
-    const char *path;
-} moe_checkpoints[] = {
-    {ASSAY_REMAT_MLPWI_0, "checkpoints/mlpwi_0"},
-    {ASSAY_REMAT_MLPWI_1, "checkpoints/mlpwi_1"},
-    {ASSAY_REMAT_MLPWO, "checkpoints/mlpwo"},
-    {ASSAY_REMAT_MOE_MLPWI, "checkpoints/moe_mlpwi"},
-    {ASSAY_REMAT_MOE_MLPWI_0, "checkpoints/moe_mlpwi_0"},
-    {ASSAY_REMAT_MOE_MLPWI_1, "checkpoints/moe_mlpwi_1"},
-    {ASSAY_REMAT_MOE_MLPWO, "checkpoints/moe_mlpwo"},
-};
+/* The layer's source and sink under the block's own paths: "weights/X" is "weights/<prefix>moe/X", "routing/X" is "routing/<prefix>X" and so
+ * on. x, y, what comes back through them and checkpoints that are kept for backward are the run's. */
+typedef struct view {
+    const graph_call *call; /* NULL: none of these are there */
+    const assay_source *in;
+    const assay_sink *out;
+    const char *prefix;
+    bool backward;                 /* gradients are written; else all others are */
+    int64_t filled[GRAPH_TENSORS]; /* of the run's */
+} view;
 
-enum { MOE_CHECKPOINTS = sizeof moe_checkpoints / sizeof *moe_checkpoints };
-
-typedef struct moe_view {
-    char prefix[LAYER_PREFIX_SIZE], weights[LAYER_PREFIX_SIZE + 4];
-    sub_block block;
-    double *held[MOE_CHECKPOINTS];
-} moe_view;
-
-static void open_view(const stack_run *run, int64_t layer, moe_view *view)
+static bool begins(const char *path, const char *start)
 {
-    *view = (moe_view){0};
-    layer_prefix(run, layer, view->prefix);
-    strcat(strcpy(view->weights, view->prefix), "moe/");
-    view->block = (sub_block){.in = run->in, .out = run->out, .prefix = view->prefix, .weights = view->weights};
+    return strncmp(path, start, strlen(start)) == 0;
 }
 
-static void close_view(moe_view *view)
+static void layer_path(const view *v, const char *path, char to[ASSAY_PATH_SIZE])
 {
-    for (int i = 0; i < MOE_CHECKPOINTS; i++) free(view->held[i]);
+    const bool more = begins(path, "gradients/") || begins(path, "staged/") || begins(path, "spread/");
+    const char *folder = more ? strchr(path, '/') + 1 : path, *name = strchr(folder, '/') + 1;
+    snprintf(to, ASSAY_PATH_SIZE, "%.*s%s%s%s", (int)(name - path), path, v->prefix,
+             begins(folder, "weights/") ? "moe/" : "", name);
 }
 
-/* Elements of a checkpoint of the block that backward is given; 0: it computes them again. */
-static int64_t kept_count(const stack_run *run, int64_t layer, int checkpoint)
+/* A checkpoint that is kept, or will be. */
+static double *kept_of(const view *v, const char *path, int *tensor)
 {
-    const int slot = moe_checkpoints[checkpoint].slot;
-    const bool kept = assay_remat_action_of(&run->config->policy, slot) != ASSAY_REMAT;
-    return kept ? layer_checkpoint_count(run->config, layer, slot) : 0;
+    static const char folder[] = "checkpoints/";
+    *tensor = begins(path, folder) ? graph_find(v->call->graph, path + sizeof folder - 1) : 0;
+    return v->call->run->value[*tensor];
 }
 
-bool layer_moe_wants_gradient(const stack_run *run, int64_t layer)
+/* These come from the run alone. */
+static bool is_inside(const char *path)
 {
-    moe_view view;
-    open_view(run, layer, &view);
-    view.block.backward = true;
-    const assay_source in = sub_block_source(&view.block);
-    const assay_sink out = sub_block_sink(&view.block);
+    return strcmp(path, "inputs/x") == 0 || strcmp(path, "cotangents/y") == 0 || begins(path, "checkpoints/");
+}
+
+static const double *given(const view *v, const char *path)
+{
+    int tensor;
+    if (v->call == NULL) return NULL;
+    if (strcmp(path, "inputs/x") == 0) return v->call->x[0];
+    if (strcmp(path, "cotangents/y") == 0) return v->call->dy[0];
+    return v->backward ? kept_of(v, path, &tensor) : NULL;
+}
+
+static double *taken(const view *v, const char *path, int *tensor)
+{
+    if (v->call == NULL) return NULL;
+    *tensor = v->call->step->in[0];
+    if (strcmp(path, "gradients/inputs/x") == 0) return v->call->dx[0];
+    *tensor = v->call->step->out[0];
+    if (strcmp(path, "outputs/y") == 0) return v->call->y[0];
+    return v->backward ? NULL : kept_of(v, path, tensor);
+}
+
+static bool has(void *self, const char *path)
+{
+    const view *v = self;
+    char outside[ASSAY_PATH_SIZE];
+    layer_path(v, path, outside);
+    return is_inside(path) ? given(v, path) != NULL : v->in->has(v->in->self, outside);
+}
+
+static assay_status read_f64(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                             double *out)
+{
+    const view *v = self;
+    char outside[ASSAY_PATH_SIZE];
+    layer_path(v, path, outside);
+    if (!is_inside(path)) return v->in->read(ctx, v->in->self, outside, first, count, out);
+    memcpy(out, given(v, path) + first, (size_t)count * sizeof *out);
+    return ASSAY_OK;
+}
+
+static assay_status read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                             int32_t *out)
+{
+    const view *v = self;
+    char outside[ASSAY_PATH_SIZE];
+    layer_path(v, path, outside);
+    return v->in->read_i32(ctx, v->in->self, outside, first, count, out);
+}
+
+static const double *lend(void *self, const char *path, int64_t first, int64_t count)
+{
+    const view *v = self;
+    char outside[ASSAY_PATH_SIZE];
+    layer_path(v, path, outside);
+    return is_inside(path) || v->in->lend == NULL ? NULL : v->in->lend(v->in->self, outside, first, count);
+}
+
+/* Gradients that a recipe quantises are checkpoints. */
+static bool is_wanted(const view *v, const char *path, char outside[ASSAY_PATH_SIZE])
+{
+    const bool gradient = begins(path, "gradients/") || strstr(path, "_gradient") != NULL;
+    const bool own = strcmp(path, "outputs/y") == 0 || strcmp(path, "gradients/inputs/x") == 0;
+    layer_path(v, path, outside);
+    return gradient == v->backward && !own && assay_wants(v->out, outside);
+}
+
+static bool wants(void *self, const char *path)
+{
+    int tensor;
+    char outside[ASSAY_PATH_SIZE];
+    return taken(self, path, &tensor) != NULL || is_wanted(self, path, outside);
+}
+
+static assay_status write_f64(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
+{
+    view *v = self;
+    int tensor;
+    char outside[ASSAY_PATH_SIZE];
+    double *to = taken(v, path, &tensor);
+    if (to != NULL) {
+        int64_t *filled = &v->filled[tensor];
+        if (*filled + count > graph_size(v->call->graph, tensor))
+            return assay_fail(ctx, ASSAY_INTERNAL, "%s%s: the layer has no room for so many", v->prefix, path);
+        memcpy(to + *filled, values, (size_t)count * sizeof *values);
+        *filled += count;
+    }
+    return is_wanted(v, path, outside) ? v->out->write(ctx, v->out->self, outside, count, values) : ASSAY_OK;
+}
+
+static assay_status write_i32(assay_context *ctx, void *self, const char *path, int64_t count, const int32_t *values)
+{
+    const view *v = self;
+    char outside[ASSAY_PATH_SIZE];
+    return is_wanted(v, path, outside) ? v->out->write_i32(ctx, v->out->self, outside, count, values) : ASSAY_OK;
+}
+
+/* Gradients of weights. */
+static assay_status write_zeros(assay_context *ctx, void *self, const char *path, int64_t count)
+{
+    const view *v = self;
+    char outside[ASSAY_PATH_SIZE];
+    return is_wanted(v, path, outside) ? v->out->write_zeros(ctx, v->out->self, outside, count) : ASSAY_OK;
+}
+
+static assay_source source_of(view *v)
+{
+    return (assay_source){.self = v, .has = has, .read = read_f64, .read_i32 = read_i32, .lend = lend};
+}
+
+static assay_sink sink_of(view *v)
+{
+    return (assay_sink){.self = v,
+                        .wants = wants,
+                        .write = write_f64,
+                        .write_i32 = write_i32,
+                        .write_zeros = v->out->write_zeros != NULL ? write_zeros : NULL};
+}
+
+bool layer_moe_wants_gradient(const stack_run *run, const char *prefix)
+{
+    view v = {.in = run->in, .out = run->out, .prefix = prefix, .backward = true};
+    const assay_source in = source_of(&v);
+    const assay_sink out = sink_of(&v);
     return assay_moe_wants_gradient(&run->config->moe, &in, &out);
 }
 
-static assay_status run_moe(assay_context *ctx, const stack_run *run, moe_view *view)
+static assay_status run_block(assay_context *ctx, const graph_call *c, bool backward)
 {
-    const assay_stack_config *config = run->config;
-    const assay_source in = sub_block_source(&view->block);
-    const assay_sink out = sub_block_sink(&view->block);
+    const assay_stack_config *config = c->step->with.block;
+    view v = {.call = c, .in = c->run->in, .out = c->run->out, .prefix = c->run->prefix, .backward = backward};
+    const assay_source in = source_of(&v);
+    const assay_sink out = sink_of(&v);
     return assay_is_sharded(&config->moe, &config->sharding)
                ? assay_sharded_moe_run(ctx, &config->moe, &config->sharding, &in, &out)
                : assay_moe_run(ctx, &config->moe, &in, &out);
 }
 
-assay_status layer_moe_forward(assay_context *ctx, const stack_run *run, int64_t layer, const double *h_norm,
-                               double **y)
+static assay_status forward(assay_context *ctx, const graph_call *c)
 {
-    OWNED_BY(close_view) moe_view view = {0};
-    open_view(run, layer, &view);
-    sub_block_give(&view.block, "inputs/x", h_norm, run->size);
-    sub_block_take(&view.block, "outputs/y", y, run->size, false);
-    for (int i = 0; i < MOE_CHECKPOINTS; i++) {
-        const int64_t count = kept_count(run, layer, i);
-        if (run->store == NULL || count == 0) continue;
-        sub_block_take(&view.block, moe_checkpoints[i].path, &view.held[i], count, true);
-    }
-    MUST(run_moe(ctx, run, &view));
-    for (int i = 0; i < MOE_CHECKPOINTS; i++) {
-        MUST(layer_release(ctx, run, layer, moe_checkpoints[i].slot, &view.held[i]));
-    }
+    return run_block(ctx, c, false);
+}
+
+static assay_status backward(assay_context *ctx, const graph_call *c)
+{
+    MUST(run_block(ctx, c, true));
+    graph_round_gradient(ctx, c, 0);
+    for (int t = 1; t < c->graph->tensor_count; t++)
+        if (c->graph->tensors[t].role == GRAPH_ASIDE) free(graph_take(c->run, t));
     return ASSAY_OK;
 }
 
-/* Operations of the gate, where the case gives the routing weights and there is none. */
-static double gate_left_out(const stack_run *run, const assay_source *in)
+static double operations(const graph *g, const graph_step *step, int out)
 {
-    const double size = (double)run->size, experts = (double)run->config->moe.routing.num_experts;
-    return in->has(in->self, "inputs/routing_weights") ? 2 * size * experts : 0;
+    const assay_stack_config *config = step->with.block;
+    (void)g, (void)out;
+    return assay_moe_flops(&config->moe, false);
 }
 
-assay_status layer_moe_backward(assay_context *ctx, const stack_run *run, int64_t layer, const double *h_norm,
-                                const double *dy, double **dh_norm)
+static double backward_operations(const graph *g, const graph_step *step)
 {
-    bool kept[ASSAY_REMAT_SLOTS] = {false};
-    OWNED_BY(close_view) moe_view view = {0};
-    open_view(run, layer, &view);
-    view.block.backward = true;
-    sub_block_give(&view.block, "inputs/x", h_norm, run->size);
-    sub_block_give(&view.block, "cotangents/y", dy, run->size);
-    sub_block_take(&view.block, "gradients/inputs/x", dh_norm, run->size, false);
-    for (int i = 0; i < MOE_CHECKPOINTS; i++) {
-        const int slot = moe_checkpoints[i].slot;
-        MUST(assay_remat_take(ctx, run->store, layer, slot, &view.held[i]));
-        kept[slot] = view.held[i] != NULL;
-        if (!kept[slot] || slot == ASSAY_REMAT_MLPWO) continue;
-        sub_block_give(&view.block, moe_checkpoints[i].path, view.held[i],
-                       layer_checkpoint_count(run->config, layer, slot));
-    }
-    const assay_source in = sub_block_source(&view.block);
-    MUST(run_moe(ctx, run, &view));
-    assay_remat_recomputed(run->store, layer_moe_recomputed(run->config, kept) - gate_left_out(run, &in));
-    return ASSAY_OK;
+    const assay_stack_config *config = step->with.block;
+    (void)g;
+    return assay_moe_flops(&config->moe, true);
 }
+
+const graph_kind assay_kind_experts = {.name = "experts",
+                                       .reads = 1,
+                                       .forward = forward,
+                                       .backward = backward,
+                                       .operations = operations,
+                                       .backward_operations = backward_operations};
 
 double layer_moe_recomputed(const assay_stack_config *config, const bool kept[ASSAY_REMAT_SLOTS])
 {
     const assay_moe_config *moe = &config->moe;
-    const assay_stack_sizes sizes = assay_stack_sizes_of(config);
-    const double tokens = (double)sizes.batch * (double)sizes.sequence, dim = (double)sizes.emb_dim;
+    const assay_routing_config *routing = &moe->routing;
+    const double tokens = (double)routing->batch * (double)routing->sequence, dim = (double)moe->emb_dim;
     /* of one branch; a fused product is two */
     const double shared = 2 * tokens * dim * (double)moe->shared_mlp_dim;
-    const double rows =
-        tokens * (double)(moe->path == ASSAY_MOE_DENSE ? moe->routing.num_experts : assay_moe_slots(moe));
+    const double rows = tokens * (double)(moe->path == ASSAY_MOE_DENSE ? routing->num_experts : assay_moe_slots(moe));
     const double routed = 2 * rows * dim * (double)moe->moe_mlp_dim;
-    double sum = 2 * tokens * dim * (double)moe->routing.num_experts; /* the gate, whose logits have no name */
+    double sum = 2 * tokens * dim * (double)routing->num_experts; /* the gate, whose logits have no name */
     if (!kept[ASSAY_REMAT_MLPWI_0]) sum += shared;
     if (!kept[ASSAY_REMAT_MLPWI_1]) sum += shared;
     if (moe->fused_weights) {

@@ -4,29 +4,23 @@
 
 assay_status assay_stack_remat_model(assay_context *ctx, const assay_stack_config *config, assay_remat_report *report)
 {
-    assay_status status = assay_stack_check(ctx, config);
-    const bool split = config->batch_split_factor > 0;
     *report = (assay_remat_report){0};
-    if (status == ASSAY_OK && split) *report = assay_batch_split_model(config);
-    for (int64_t layer = config->first_layer;
-         status == ASSAY_OK && layer < (split ? config->dense_layers : config->layers); layer++) {
+    MUST(assay_stack_check(ctx, config));
+    if (config->batch_split_factor > 0) *report = assay_batch_split_model(config);
+    for (int64_t layer = config->first_layer; layer < layer_plain_end(config); layer++) {
         bool kept[ASSAY_REMAT_SLOTS];
+        graph g;
+        assay_layer_graph(&g, config, layer);
         for (int slot = 0; slot < ASSAY_REMAT_SLOTS; slot++) {
-            const int64_t bytes = layer_checkpoint_count(config, layer, slot) * (int64_t)sizeof(double);
+            const int64_t bytes = graph_size(&g, layer_tensor(&g, slot)) * (int64_t)sizeof(double);
             const assay_remat_action action = assay_remat_action_of(&config->policy, slot);
             kept[slot] = action != ASSAY_REMAT;
             if (action == ASSAY_DEVICE) report->bytes_kept += bytes;
             if (action == ASSAY_OFFLOAD) report->bytes_offloaded += bytes;
         }
-        graph g;
-        assay_layer_graph(&g, config, layer);
-        for (int slot = 0; slot < ASSAY_REMAT_SLOTS; slot++) {
-            if (layer_recomputes(&g, slot) && !kept[slot])
-                report->operations_recomputed += graph_operations(&g, layer_tensor(&g, slot));
-        }
-        if (!layer_is_dense(config, layer)) report->operations_recomputed += layer_moe_recomputed(config, kept);
+        report->operations_recomputed += layer_recomputed(config, &g, kept);
     }
-    return status;
+    return ASSAY_OK;
 }
 
 double assay_stack_flops(const assay_stack_config *config, bool backward)
@@ -36,25 +30,20 @@ double assay_stack_flops(const assay_stack_config *config, bool backward)
         graph g;
         assay_layer_graph(&g, config, layer);
         sum += backward ? graph_backward_operations(&g) : graph_forward_operations(&g);
-        if (!layer_is_dense(config, layer)) sum += assay_moe_flops(&config->moe, backward);
+        if (layer >= layer_plain_end(config)) sum += assay_moe_flops(&config->moe, backward);
     }
     return sum;
 }
 
-/* The numbers that one layer has at its peak: weights and gradients, intermediates of the attention half in backward
- * with as many gradients, and the second half. */
+/* The numbers that one layer has at its peak: what its graph has, with gradients, and a block of experts. */
 static double layer_numbers(const assay_stack_config *config, int64_t layer)
 {
     const assay_stack_sizes sizes = assay_stack_sizes_of(config);
-    const double tokens = (double)sizes.batch * (double)sizes.sequence, dim = (double)sizes.emb_dim;
-    double sum = 12 * tokens * dim;
-    const assay_tensor_table weights = layer_weight_table(config, layer);
-    for (int i = 0; i < weights.count; i++) sum += 2 * (double)assay_tensor_row_count(&weights.rows[i]);
-    for (int slot = ATTENTION_FIRST; slot <= ATTENTION_LAST; slot++)
-        sum += 2 * (double)layer_checkpoint_count(config, layer, slot);
-    const int of_h = config->mlp.hidden.format != NULL ? 8 : 6; /* with codes and scales */
-    if (layer_is_dense(config, layer)) return sum + of_h * tokens * (double)config->mlp.mlp_dim + 2 * tokens * dim;
-    const int64_t moe = config->batch_split_factor > 0 ? assay_batch_split_memory(config)
+    graph g;
+    assay_layer_graph(&g, config, layer);
+    const double sum = 12 * (double)(sizes.batch * sizes.sequence * sizes.emb_dim) + 2 * graph_numbers(&g);
+    if (layer_is_dense(config, layer)) return sum;
+    const int64_t moe = layer >= layer_plain_end(config) ? assay_batch_split_memory(config)
                         : assay_is_sharded(&config->moe, &config->sharding)
                             ? assay_sharded_moe_memory(&config->moe, &config->sharding)
                             : assay_moe_memory(&config->moe);

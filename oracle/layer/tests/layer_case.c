@@ -137,7 +137,9 @@ void layer_case_fill(layer_case *c)
     for (int64_t layer = 0; layer < c->config.layers; layer++) {
         char prefix[32] = "";
         if (!c->config.single) snprintf(prefix, sizeof prefix, "layers/%" PRId64 "/", layer);
-        const assay_tensor_table table = layer_weight_table(&c->config, layer);
+        graph g;
+        assay_layer_graph(&g, &c->config, layer);
+        const assay_tensor_table table = graph_weight_table(&g);
         fill_block(c, prefix, &table);
         if (layer >= c->config.dense_layers) fill_moe(c, prefix);
     }
