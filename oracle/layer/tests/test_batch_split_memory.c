@@ -68,20 +68,14 @@ static bool wants(void *self, const char *path)
 
 static assay_status drop_f64(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
 {
-    (void)ctx;
-    (void)path;
-    (void)count;
-    (void)values;
+    (void)ctx, (void)path, (void)count, (void)values;
     look(self);
     return ASSAY_OK;
 }
 
 static assay_status drop_i32(assay_context *ctx, void *self, const char *path, int64_t count, const int32_t *values)
 {
-    (void)ctx;
-    (void)path;
-    (void)count;
-    (void)values;
+    (void)ctx, (void)path, (void)count, (void)values;
     look(self);
     return ASSAY_OK;
 }
