@@ -22,7 +22,7 @@ def assert_correct(kernel: Callable[..., Any], reference: Callable[..., Any], ex
         assay.assert_correct(my_norm, reference, {"x": torch.ones(64, 512), "scale": torch.ones(512)}, precision="bf16")
 
     The reference is a function or a module of PyTorch, or a function of JAX; `example` has tensors for its arguments, by their names or in
-    their order. `trace` makes its program, a case draws inputs, weights and cotangents, and the kernel is called with them as the reference
+    their order; tensors may stand in tuples and dictionaries. A kernel that gives nothing has written into what no result of the reference depends on. `trace` makes its program, a case draws inputs, weights and cotangents, and the kernel is called with them as the reference
     would be: a module gets the reference's parameters under their own names, any other kernel of a module's as keywords, dots as underscores. Its results are
     judged at `precision`, and so are its gradients, by autograd or `jax.vjp`; ``gradients=False`` leaves these out. What is drawn has that profile's
     type, float32 at f32. `seeds`: so many cases, each with other numbers; the report is the last one's. Other keywords are those of `trace`: weights,
@@ -33,7 +33,7 @@ def assert_correct(kernel: Callable[..., Any], reference: Callable[..., Any], ex
     settings.setdefault("weights", weights)
     settings.setdefault("dtype", GRIDS.get(precision or "", "bfloat16"))
     program = trace(function, given, **settings)
-    call = kernel_of(kernel, reference)
+    call = kernel_of(kernel, reference, function)
     report = None
     for seed in range(1, max(1, seeds) + 1):
         with program.case(precision, **({"seed": seed} if seeds > 1 else {})) as case:
@@ -44,18 +44,23 @@ def assert_correct(kernel: Callable[..., Any], reference: Callable[..., Any], ex
     return report
 
 
-def kernel_of(kernel: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel as a function of the reference's arguments, by their names."""
+def kernel_of(kernel: Callable[..., Any], reference: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel as a function of the tensors of the reference's arguments, by their names."""
+    together = getattr(function, "together", dict)
     if not hasattr(reference, "named_parameters"):
-        return lambda given: kernel(*given.values())
+        return lambda given: kernel(*together(given).values())
     if hasattr(kernel, "named_parameters"):
         own, _, _ = as_function(kernel, {})
-        return lambda given: own(**given)
-    return lambda given: kernel(**given)
+        return lambda given: own(**together(given))
+    return lambda given: kernel(**together(given))
 
 
-def results_of(kernel: Callable[..., Any], call: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"outputs/{name}": x for name, x in named(kernel, call(given)).items()}
+def results_of(case: Case, call: Callable[..., Any], given: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a kernel that gives nothing what it has written into: the arguments that no result depends on."""
+    result = call(given)
+    if result is None and others:
+        result = dict(zip([path.split("/")[1] for path in case.expected if path.startswith("outputs/")], others.values()))
+    return {f"outputs/{name}": x for name, x in named(call, result).items()}
 
 
 def with_torch(case: Case, call: Callable[..., Any], example: Mapping[str, Any], gradients: bool) -> dict[str, Any]:
@@ -63,7 +68,11 @@ def with_torch(case: Case, call: Callable[..., Any], example: Mapping[str, Any],
     devices = {x.device for x in example.values() if isinstance(x, torch.Tensor) and x.device.type != "meta"}
     device = next(iter(devices), None)
     inputs = case.inputs(torch, device=device, requires_grad=gradients)
-    outputs = results_of(call, call, {path.split("/")[1]: x for path, x in inputs.items() if path.split("/")[1] in example})
+    given = {path.split("/")[1]: x for path, x in inputs.items() if path.split("/")[1] in example}
+    types = [x.dtype for x in given.values() if x.is_floating_point()]
+    others = {name: torch.as_tensor(x).detach().clone() for name, x in example.items() if name not in given}  # as buffers of results
+    others = {name: x.to(types[0]) if x.is_floating_point() and types else x for name, x in others.items()}
+    outputs = results_of(case, call, {name: given[name] if name in given else others[name] for name in example}, others)
     if not gradients or not any(path.startswith("gradients/") for path in case.expected):
         return outputs
     if not any(getattr(x, "requires_grad", False) for x in outputs.values()):
@@ -76,10 +85,12 @@ def with_jax(case: Case, call: Callable[..., Any], example: Mapping[str, Any], g
     inputs = {path: x for path, x in case.inputs(jax).items() if path.split("/")[1] in example}
     found = {path for path in case.expected if path.startswith("gradients/")} if gradients else set()
     leaves = [path for path in inputs if "gradients/" + path in found]
+    others = {name: jax.numpy.zeros(x.shape, x.dtype) for name, x in example.items() if all(path.split("/")[1] != name for path in inputs)}
 
     def forward(*arrays: Any) -> dict[str, Any]:
         given = {**inputs, **dict(zip(leaves, arrays))}
-        return results_of(call, call, {path.split("/")[1]: x for path, x in given.items()})
+        own = {path.split("/")[1]: x for path, x in given.items()}
+        return results_of(case, call, {name: own[name] if name in own else others[name] for name in example}, {})
 
     outputs, back = jax.vjp(forward, *(inputs[path] for path in leaves))
     if not leaves:

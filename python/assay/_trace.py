@@ -13,6 +13,7 @@ import itertools
 import json
 import linecache
 import math
+import operator
 import os
 import re
 import shutil
@@ -29,7 +30,11 @@ from . import _library as lib
 from ._case import Case
 
 MOST = 4096  #: numbers of a constant
+MOST_AXES = 12  #: of a tensor
 FAR = -1e30  #: for -inf behind a mask, and what is lower: a program has finite numbers
+#: Of numbers that the function knows.
+FOLDED: dict[str, Callable[..., float]] = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "maximum": max, "minimum": min,
+                                           "less": operator.lt, "equal": operator.eq}
 #: Steps that make whole numbers of whole numbers, which nothing rounds.
 EXACT = ("float", "less", "equal", "add", "sub", "mul", "maximum", "minimum", "neg", "abs", "square", "where", "rearrange", "reshape", "slice", "concatenate", "max")
 LETTERS = "TDHNKFEBSRPVCGMJLQUWXYZIAO" + string.ascii_lowercase
@@ -208,6 +213,11 @@ class Tracer:
         axes = [a for d in dims for a in d]
         if roots(x.axes) == roots(axes):
             return x.seen(dims)
+        if x.step is not None and x.step.base == "reshape":  # one after another
+            before = x.step.reads[0]
+            if roots(before.axes) == roots(axes):
+                return before.seen(dims)
+            x = before
         return self.call("reshape", [x], dims, lambda: self.letters(axes))
 
     def merged(self, x: Value, places: Sequence[int]) -> Value:
@@ -335,6 +345,8 @@ class Tracer:
 
     def compare(self, how: str, a: Value, b: Value) -> Value:
         """Of whole numbers; others may be the same in one kernel and not in another."""
+        if a.number is not None and b.number is not None:
+            return self.number(float(getattr(operator, how)(a.number, b.number))).seen([()] * max(len(a.dims), len(b.dims)))
         if any(not (v.integer or v.whole or v.number is not None) for v in (a, b)):
             longer = a if len(a.dims) >= len(b.dims) else b
             return self.nowhere(how, [a, b], longer.dims, "a mask is computed of numbers that a kernel may round, expected whole numbers")
@@ -402,6 +414,9 @@ class Tracer:
     def together(self, step: str, values: Sequence[Value], **parameters: Any) -> Value:
         """Numbers of several tensors one by one, as broadcasting has it."""
         rank = max(len(v.dims) for v in values)
+        numbers = [v.number for v in values if v.number is not None and not v.refused]
+        if len(numbers) == len(values) and step in FOLDED and not (step == "div" and numbers[1] == 0):
+            return self.number(FOLDED[step](*numbers)).seen([()] * rank)
         dims: list[tuple[Axis, ...]] = [()] * rank
         most = [max(size_of(v.dims[i - rank]) for v in values if i >= rank - len(v.dims)) for i in range(rank)]
         operands = []
@@ -482,9 +497,25 @@ class Tracer:
         place %= len(x.dims)
         x = self.merged(x, [place])
         axes = x.dims[place]
-        if not axes:
-            raise lib.BadInput(f"{step} along a dimension of size 1")
+        if not axes:  # of one number
+            return self.number(1).seen([()] * len(x.dims)) if step == "softmax" else x
         return self.call(step, [x], x.dims, over=lambda: self.letters(axes))
+
+    def cumprod(self, x: Value, place: int) -> Value:
+        """A scan whose gates are the numbers, and whose only input is the first one."""
+        x = self.merged(x, [place])
+        axes = x.dims[place]
+        if not axes:
+            return x
+        first = self.constant((np.arange(size_of(axes)) == 0).reshape([-1] + [1] * (len(x.dims) - 1 - place)))
+        start = self.where(first, x, self.number(0))
+        return self.call("linear_scan", [x, start], x.dims, over=lambda: self.letters(axes))
+
+    def normed(self, x: Value, places: Sequence[int], epsilon: float) -> Value:
+        """(x - mean(x)) / sqrt(var(x) + epsilon) over several dimensions."""
+        centred = self.together("sub", [x, self.over("mean", x, places, True)])
+        spread = self.together("add", [self.over("mean", self.map("square", centred), places, True), self.number(float(epsilon))])
+        return self.together("mul", [centred, self.map("rsqrt", spread)])
 
     def product(self, a: Value, b: Value, batch: int) -> Value:
         """[batch.., m, k] times [batch.., k, n]; each may lack its last ones."""
@@ -493,6 +524,8 @@ class Tracer:
 
     def contract(self, a: Value, b: Value, batch: tuple[Sequence[int], Sequence[int]], over: tuple[Sequence[int], Sequence[int]]) -> Value:
         """The sum over pairs of dimensions, where others go along: those first, then the rest of a and of b."""
+        if len(a.axes) + len(b.axes) - sum(len(a.dims[i]) for i in (*batch[0], *over[0], *over[0])) > MOST_AXES:
+            a, b = (self.merged(v, range(len(v.dims))) for v in (a, b))
         for i, j in (*zip(*batch), *zip(*over)):
             if a.dims[i] and b.dims[j]:
                 if any(x in roots(b.axes) and x not in roots(b.dims[j]) for x in roots(a.dims[i])):  # of others of b, as queries and keys of one tensor
@@ -516,6 +549,8 @@ class Tracer:
 
     def reshape(self, x: Value, shape: Sequence[int], whole: bool = False) -> Value:
         """Axes are merged without a step; where one is split the tensor gets new ones. whole: each dimension is one axis."""
+        if x.number is not None and not whole:
+            return x.seen([()] * len(shape))
         atoms, dims, i, split = x.axes, [], 0, False  # type: list[Axis], list[Sequence[Axis]], int, bool
         place = 0
         while place < len(shape):
@@ -548,7 +583,7 @@ class Tracer:
     def slice(self, x: Value, place: int, first: int, end: int) -> Value:
         place %= len(x.dims)
         size = size_of(x.dims[place])
-        if first == 0 and end >= size:
+        if (first == 0 and end >= size) or (x.number is not None and first < end):
             return x
         if first >= min(end, size):
             return self.nowhere("slice", [x], [(Axis(0),) if i == place else d for i, d in enumerate(x.dims)], "a tensor without numbers")
@@ -594,8 +629,8 @@ class Tracer:
     def top_k(self, x: Value, count: int) -> Value:
         """The indices of the largest along the last dimension."""
         x = self.merged(x, [len(x.dims) - 1])
-        if not x.dims[-1]:
-            raise lib.BadInput("along a dimension of size 1")
+        if not x.dims[-1]:  # the best of one
+            return self.number(0).seen([()] * len(x.dims))
         whole, part = x.dims[-1][0], Axis(count)
         made = self.call("top_k", [x], [*x.dims[:-1], (part,)], lambda: f"{self.letters([whole])}->{self.letters([part])}")
         self.steps[-1].alone = made.integer = True
@@ -603,6 +638,9 @@ class Tracer:
 
     def rows(self, table: Value, index: Value) -> Value:
         """Rows of the first dimension."""
+        if index.number is not None:
+            row = self.slice(table, 0, int(index.number), int(index.number) + 1)
+            return self.renamed(row, [(), *row.dims[1:]]).seen([*index.dims, *row.dims[1:]])
         table = self.merged(table, [0])
         index = self.indices(index, size_of(table.dims[0]))
         return self.call("gather", [table, index], [*index.dims, *table.dims[1:]])
@@ -661,7 +699,7 @@ class Tracer:
             raise lib.BadInput("an index may stand twice in a row, expected the indices of top_k")
         last = len(index.dims) - 1
         axis = x.dims[-1][0] if x.dims and len(x.dims[-1]) == 1 else Axis(size)
-        hot = self.one_hot(self.indices(index, size), last + 1, axis)
+        hot = self.one_hot(index if index.number is not None else self.indices(index, size), last + 1, axis)
         if given.number is not None and not adds:
             found = self.over("max", hot, [last], False) if index.dims[last] and size_of(index.dims[last]) > 1 else hot.seen([*hot.dims[:last], *hot.dims[last + 1 :]])
             return self.where(found, given, x)
@@ -683,11 +721,53 @@ class Tracer:
     def pick(self, x: Value, index: Value) -> Value:
         """Of each row of x the numbers at its indices."""
         x = self.merged(x, [len(x.dims) - 1])
+        if index.number is not None:  # the same of each row
+            found = self.slice(x, len(x.dims) - 1, int(index.number), int(index.number) + 1)
+            found = self.renamed(found, [*found.dims[:-1], ()])
+            return found if len(index.dims) == len(found.dims) else found.seen(found.dims[:-1])
         rows = x.axes[:-1]
         index = self.indices(index, size_of(x.dims[-1]))
         if len(index.axes) < len(rows) or not all([self.unify(a, b) for a, b in zip(rows, index.axes)]):
             raise lib.BadInput("rows of the indices are others than those of the tensor")
         return self.call("pick", [x, index], index.dims)
+
+    def windows(self, x: Value, place: int, size: int, stride: int = 1, dilation: int = 1, around: tuple[int, int] = (0, 0), fill: float = 0.0) -> Value:
+        """What each window of a dimension holds, as a dimension behind it."""
+        x = self.padded(x, place, *around, fill) if around != (0, 0) else x
+        have, reach = size_of(x.dims[place]), dilation * (size - 1)
+        count = (have - reach - 1) // stride + 1
+        if count < 1:
+            raise lib.BadInput(f"a window of {reach + 1} in {have} numbers")
+        if size == stride and dilation == 1:
+            x = self.slice(x, place, 0, count * size)
+            dims = [(Axis(n),) if n > 1 else () for n in (count, size)]
+            return self.renamed(x, [*x.dims[:place], *dims, *x.dims[place + 1 :]])
+        more = reach + count * stride - have
+        x = self.padded(x, place, 0, more, fill) if more > 0 and stride > 1 else x
+        parts = []
+        for first in range(0, reach + 1, dilation):
+            part = self.slice(x, place, first, first + (count if stride == 1 else count * stride))
+            part = part if stride == 1 else self.every(part, place, 0, stride)
+            parts.append(part.seen([*part.dims[: place + 1], (), *part.dims[place + 1 :]]))
+        return self.concatenate(parts, place + 1)
+
+    def convolution(self, x: Value, w: Value, stride: Sequence[int], dilation: Sequence[int], around: Sequence[tuple[int, int]]) -> Value:
+        """x [batch, groups, channels, ..], w [groups, channels of the result, channels, ..]: the windows of x by w."""
+        rank = len(stride)
+        for i in reversed(range(rank)):
+            x = self.windows(x, 3 + i, size_of(w.dims[3 + i]), stride[i], dilation[i], around[i])
+        taps = [4 + 2 * i for i in range(rank)]
+        made = self.contract(x, w, ([1], [0]), ([2, *taps], [2, *range(3, 3 + rank)]))  # groups, batch, .., channels
+        return self.ordered(made, [made.dims[1], made.dims[0] + made.dims[-1], *made.dims[2:-1]])
+
+    def spread(self, x: Value, place: int, stride: int) -> Value:
+        """With stride - 1 zeros between numbers."""
+        have = size_of(x.dims[place])
+        if stride == 1:
+            return x
+        x = self.padded(x.seen([*x.dims[: place + 1], (), *x.dims[place + 1 :]]), place + 1, 0, stride - 1, 0.0)
+        x = x.seen([*x.dims[:place], x.dims[place] + x.dims[place + 1], *x.dims[place + 2 :]])
+        return self.slice(x, place, 0, (have - 1) * stride + 1)
 
     def causal_conv(self, x: Value, w: Value) -> Value:
         """x [.., time, channels], w [channels, taps]"""
@@ -732,7 +812,10 @@ class Tracer:
             dims = [self.fresh(n) if i == place else d for i, d in enumerate(x.dims)]
             return [self.ordered(self.number(number), dims)] if n > 0 else []
 
-        return self.concatenate([*fill(before), x, *fill(behind)], place)
+        made = self.concatenate([*fill(before), x, *fill(behind)], place)
+        if number == 0 and behind == 0 < before:
+            made.origin = Origin("pad", (x,), made.dims, (place, before))
+        return made
 
     def step(self, name: str, values: Sequence[Value], parameters: Mapping[str, Any]) -> Value:
         """What `assay.step` says."""
@@ -855,16 +938,15 @@ class Tracer:
         results = {name: value.text() for name, value in outputs}
         inline(texts, results, {step.name for step in self.steps if step.alone or step.fused}, {step.name for step in self.steps if step.coded})
         kept = [step for step in self.steps if step.name in texts]
-        words = set(re.findall(r"\w+", " ".join([*texts.values(), *results.values()])))
+        words = set(re.findall(r"\b\w+\b(?!=)", re.sub(r'"[^"]*"', "", " ".join([*texts.values(), *results.values()]))))
         constants = [v.core for _, v in self.constants]
         self.inputs = [(path, v, i) for path, v, i in self.inputs if v.core not in constants or path.split("/")[1] in words]
-        unread = [path.split("/")[1] for path, _, _ in self.inputs if path.split("/")[1] not in words]
-        if unread:
-            raise lib.BadInput(f"{self.at}: no output depends on {unread[0]}: trace a function without it")
+        unread = [path.split("/")[1] for path, _, _ in self.inputs if path.split("/")[1] not in words]  # as output buffers are
+        self.inputs = [(path, v, i) for path, v, i in self.inputs if path.split("/")[1] in words]
         letters = set("".join(self.letters(v.axes) for _, v, _ in self.inputs) + "".join(self.letters(s.axes) for s in kept))
         quotes = re.findall(r'"([^"]*)"', "".join([*texts.values(), *results.values()]))
         letters |= set(re.sub(r"[^A-Za-z]", "", "".join(word for word in quotes if not re.search(r"\d", word))))  # no types
-        lines = [f"case: {self.name}", "op: program",
+        lines = [f"case: {self.name}" + (f"  # no result depends on {', '.join(unread)}" if unread else ""), "op: program",
                  "sizes: {" + ", ".join(f"{r.letter}: {r.size}" for r in used if r.letter in letters) + "}"]
         for folder in ("inputs", "weights"):
             block = [f"  {path.split('/')[1]}: {{axes: [{', '.join(self.letters(v.axes))}]{', integers: ' + self.range_of(v, i) if i is not None else ''}"
@@ -1163,9 +1245,19 @@ def said_place(place: tuple[str, int]) -> str:
 
 
 def named(function: Callable[..., Any], result: Any) -> dict[str, Any]:
-    """A function's results by their names."""
-    several = isinstance(result, (tuple, list))
-    found = result if isinstance(result, dict) else {f"y{i}": x for i, x in enumerate(result)} if several else {"y": result}
+    """A function's results by their names; of results within results y0_1."""
+    found: dict[str, Any] = {}
+
+    def put(name: str, x: Any) -> None:
+        several = dict(enumerate(x)) if isinstance(x, (tuple, list)) else x if isinstance(x, dict) and name else {}
+        for key, part in several.items():
+            if part is not None or not isinstance(x, tuple):
+                put(f"{name}{'_' if name != 'y' else ''}{key}", part)
+        if not several:
+            found[name] = x
+
+    for name, x in result.items() if isinstance(result, dict) else [("y", result)]:
+        put(name, x) if isinstance(name, str) else found.update({name: x})
     for name, x in found.items() or [("it", None)]:
         if not isinstance(name, str) or not (hasattr(x, "dtype") and hasattr(x, "shape")):
             what = f"{name!r} is no name" if not isinstance(name, str) else f"{name} is {'None' if x is None else 'a ' + type(x).__name__}"
@@ -1183,17 +1275,61 @@ def library_of(function: Callable[..., Any], example: Mapping[str, Any]) -> str:
 
 
 def as_function(function: Callable[..., Any], example: Any) -> tuple[Callable[..., Any], Any, list[str]]:
-    """A function, its example by the names of its arguments, and which of these are weights: of a module of PyTorch its parameters."""
+    """A function, its example by the names of its arguments, and which of these are weights: of a module of PyTorch its parameters. Tensors
+    within an argument are arguments by themselves."""
     module: Any = function if hasattr(function, "named_parameters") else None
     if isinstance(example, (tuple, list)) or hasattr(example, "shape"):
         given = list(example) if isinstance(example, (tuple, list)) else [example]
         names = [name for name, p in inspect.signature(module.forward if module else function).parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        given = [tuple(given)] if len(given) > len(names) == 1 else given
         if len(given) > len(names):
             raise lib.BadInput(f"{said_place(place_of(function))}: the example has {len(given)} tensors, expected at most {len(names)}: {', '.join(names)}")
         example = dict(zip(names, given))
-    if module is None or not isinstance(example, Mapping):
-        return function, example, []
-    return importlib.import_module("._trace_torch", __package__).functional(module, dict(example))  # type: ignore[no-any-return]
+    weights: list[str] = []
+    if module is not None and isinstance(example, Mapping):
+        function, example, weights = importlib.import_module("._trace_torch", __package__).functional(module, dict(example))
+    if isinstance(example, Mapping) and any(is_bound(x) or isinstance(x, (tuple, list, dict)) for x in example.values()):
+        flat: dict[str, Any] = {}
+        shape = {name: parts_of(name, x, flat) for name, x in example.items()}
+        whole, example = function, flat
+
+        def function(**given: Any) -> Any:
+            return whole(**function.together(given))  # type: ignore[attr-defined]
+
+        function.together = lambda given: {name: put_together(part, given) for name, part in shape.items()}  # type: ignore[attr-defined]
+        function.__name__, function.__wrapped__ = getattr(whole, "__name__", "function"), inspect.unwrap(whole)  # type: ignore[attr-defined]
+        function.__signature__ = inspect.Signature([inspect.Parameter("given", inspect.Parameter.VAR_KEYWORD)])  # type: ignore[attr-defined]
+    return function, example, weights
+
+
+class Part(NamedTuple):
+    """An argument that is a tensor by itself."""
+
+    name: str
+
+
+def is_bound(x: Any) -> bool:
+    """What is no tensor: the function has it as it is."""
+    return x is None or isinstance(x, (bool, int, str))
+
+
+def parts_of(name: str, x: Any, flat: dict[str, Any]) -> Any:
+    if isinstance(x, (tuple, list, dict)):
+        pairs = x.items() if isinstance(x, dict) else enumerate(x)
+        made = {key: parts_of(re.sub(r"\W", "_", f"{name}_{key}"), part, flat) for key, part in pairs}
+        return made if isinstance(x, dict) else list(made.values()) if isinstance(x, list) else tuple(made.values())
+    if is_bound(x):
+        return x
+    flat[name] = x
+    return Part(name)
+
+
+def put_together(part: Any, given: Mapping[str, Any]) -> Any:
+    if isinstance(part, Part):
+        return given[part.name]
+    if isinstance(part, dict):
+        return {key: put_together(x, given) for key, x in part.items()}
+    return type(part)(put_together(x, given) for x in part) if isinstance(part, (tuple, list)) else part
 
 
 def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] = (), axes: Mapping[str, str] | None = None,
@@ -1229,7 +1365,13 @@ def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] 
         except Exception as error:
             raise lib.BadInput(f"{failed_at(error, function)}: {said_by(error)}") from error
 
-    tracer, outputs = recorded(True)
+    try:
+        tracer, outputs = recorded(True)
+    except lib.BadInput as why:
+        if library != "torch" or not str(why).endswith(("writes into what others read", "of its results y is None, expected a tensor, several of them, or a dictionary with their names")):
+            raise
+        function = framework.filling(function)
+        tracer, outputs = recorded(True)
     for path, value, _ in tracer.inputs:
         if path.split("/")[1] in (integers or {}) and not value.integer:
             raise lib.BadInput(f"{tracer.at}: integers has {path.split('/')[1]}, expected an argument of whole numbers")
@@ -1284,7 +1426,8 @@ def held(evaluate: Callable[..., Any], function: Callable[..., Any], example: Ma
         made._open()
     except lib.BadInput as why:
         raise lib.BadInput(program.said(str(why), "case")) from None
-    given = {path.split("/")[1]: array for path, array in made.inputs().items()}
+    given = {name: numbers_of(x) for name, x in example.items()}
+    given.update({path.split("/")[1]: array for path, array in made.inputs().items()})
     cotangents = {path.split("/")[1]: array for path, array in made.cotangents().items()}
     folders = {path.split("/")[1]: path.split("/")[0] for path in made.inputs()}
 
@@ -1294,7 +1437,7 @@ def held(evaluate: Callable[..., Any], function: Callable[..., Any], example: Ma
         except Exception as error:
             raise lib.BadInput(f"{failed_at(error, function)}: in float64 on the numbers of the case the function ends by {said_by(error)}; check=False leaves this run out") from error
         found = {f"outputs/{name}": array for name, array in outputs.items()}
-        return {**found, **{f"gradients/{folders[name]}/{name}": array for name, array in gradients.items()}}, kinked
+        return {**found, **{f"gradients/{folders[name]}/{name}": array for name, array in gradients.items() if name in folders}}, kinked
 
     own, _ = results()
     most = max((np.nanmax(np.abs(a)) for a in own.values() if a.size and not np.isnan(a).all()), default=0.0)
@@ -1313,6 +1456,13 @@ def held(evaluate: Callable[..., Any], function: Callable[..., Any], example: Ma
         at = np.unravel_index(int(off.argmax()), off.shape)
         what = "its gradients are others than those of what it computes" if path.startswith("gradients/") else "it computes what no program has"
         raise lib.BadInput(f"{program.where}: {path}{[int(i) for i in at]} is {array[at]:.9g} by the function, run in float64, and {golden[at]:.9g} by its program: {what}")
+
+
+def numbers_of(x: Any) -> "np.ndarray[Any, Any]":
+    """Of an argument that no result depends on; a shape has none."""
+    if getattr(x, "is_meta", False) or not (hasattr(x, "detach") or hasattr(x, "__array__") or isinstance(x, float)):
+        return np.zeros(x.shape)
+    return np.asarray(x.detach().cpu().double() if hasattr(x, "detach") else x)
 
 
 def said_by(error: Exception) -> str:

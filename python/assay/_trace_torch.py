@@ -9,12 +9,11 @@ import sys
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import numpy as np
-import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _library as lib
-from ._trace import RECORDERS, Axis, Tracer, Value, named, place_of, shape_of, shortest, size_of
+from ._trace import FAR, RECORDERS, Axis, Origin, Tracer, Value, named, place_of, shape_of, shortest, size_of
 from ._trace_rope import Operand, Turn, Turns
 
 CONSTANTS = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "arange")
@@ -54,6 +53,17 @@ def read_by(handler: Callable[..., Any], func: Any, args: Sequence[Any], kwargs:
         elif a.name not in ASIDE and value is not None and not (a.has_default_value() and not isinstance(value, torch.Tensor) and value == a.default_value):
             raise lib.BadInput(f"{a.name} is {value if not isinstance(value, torch.Tensor) else 'a tensor'}, expected an operator without it")
     return given, named
+
+
+def flat(taps: Sequence[int]) -> None:
+    if sum(n > 1 for n in taps) > 1:
+        raise lib.BadInput("a program has windows along one dimension alone: 2-D and 3-D convolutions and pooling are none of its steps")
+
+
+def swapped(of: Sequence[Any], first: int, second: int) -> list[Any]:
+    made = list(of)
+    made[first], made[second] = made[second], made[first]
+    return made
 
 
 def array_of(x: Any) -> Any:
@@ -108,6 +118,10 @@ class Recorder(TorchDispatchMode):
             v = self.t.ordered(v, [d or (() if n == 1 else (Axis(n),)) for d, n in zip(v.dims, shape)])
             self.bind(whole, self.t.written(self.of(whole), whole.shape, place, first, v))
         kept = {id(tensor), *(id(whole) for _, whole, _, _ in chain)}
+        if chain:  # parts that lie beside it
+            part, whole, place, first = chain[0]
+            end = first + (part.shape[place] if part.dim() == whole.dim() else 1)
+            kept |= {id(o) for o, w, p, f in self.views.values() if w is whole and p == place and o.dim() == part.dim() == w.dim() and (f >= end or f + o.shape[p] <= first)}
         for other in [*self.alive, *(view[0] for view in self.views.values())]:
             if id(other) not in kept and memory(other) == memory(tensor):
                 kept.add(id(other))
@@ -158,6 +172,11 @@ class Recorder(TorchDispatchMode):
             return self.t.nowhere(self.operator, (), [() if n == 1 else (Axis(n),) for n in x.shape], str(why))
         self.bind(x, made)
         return made
+
+    def full(self, x: Any) -> Value:
+        """With an axis for each dimension that repeats."""
+        v = self.of(x)
+        return self.t.ordered(v, [d or (() if n == 1 else (Axis(n),)) for d, n in zip(v.dims, x.shape)])
 
     def unknown(self, x: Any) -> str:
         """What a tensor is that is no argument."""
@@ -218,6 +237,11 @@ class Recorder(TorchDispatchMode):
         if operator in ("slice", "select") and (len(args) < 5 or args[4] == 1):
             place, first = (args[1] if len(args) > 1 else 0) % args[0].dim(), (args[2] if len(args) > 2 else 0) or 0
             self.views[id(out)] = (out, args[0], place, max(0, first + args[0].shape[place] * (first < 0)))
+        if operator in ("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "chunk", "unsafe_chunk"):
+            place, first = (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % args[0].dim(), 0
+            for part in out:
+                self.views[id(part)] = (part, args[0], place, first)
+                first += part.shape[place]
         turns = self.turned(func, operator, out, args, kwargs) if not inplace else [None]
         for tensor, turn in zip(out if isinstance(out, (list, tuple)) else [out], turns):
             if turn is not None:
@@ -226,8 +250,9 @@ class Recorder(TorchDispatchMode):
         if operator == "_local_scalar_dense" and (id(args[0]) not in self.values or self.of(args[0]).whole):
             return out  # of indices: as the example has it
         if not known:
-            self.alive.append(out)
-            self.own |= {id(x) for x in (out if isinstance(out, (list, tuple)) else [out])}
+            made = list(out) if isinstance(out, (list, tuple)) else [out]
+            self.alive += made
+            self.own |= {id(x) for x in made}
             return out  # a constant
         try:
             if any(id(x) in self.given for x in written):
@@ -239,7 +264,8 @@ class Recorder(TorchDispatchMode):
         if rope is not None:
             del self.turns[id(out)]
         for tensor, value in zip(out, made) if isinstance(made, list) else [(out, made)]:
-            if len(value.dims) == tensor.dim():  # a constant may be longer than what it meets
+            index = value.number is not None and tensor.dtype in (torch.int32, torch.int64)
+            if len(value.dims) == tensor.dim() and not index:  # a constant may be longer than what it meets
                 value = self.t.ordered(value, [d or (() if n == 1 else (Axis(n),)) for d, n in zip(value.dims, tensor.shape)])
             self.write(tensor, value, operator) if inplace else self.bind(tensor, value)
             self.rotations.remember(self.turns.get(id(tensor)), value, tensor.shape)
@@ -360,6 +386,37 @@ class Recorder(TorchDispatchMode):
     def on_lerp(self, out: Any, x: Any, y: Any, weight: Any) -> Value:
         return self.t.together("add", [self.of(x), self.t.together("mul", [self.numbers(weight), self.t.together("sub", [self.of(y), self.of(x)])])])
 
+    def on_hardsigmoid(self, out: Any, x: Any) -> Value:
+        t = self.t
+        return t.together("div", [t.map("clamp", t.together("add", [self.of(x), t.number(3)]), low=0.0, high=6.0, kink=0.0), t.number(6)])
+
+    def on_hardswish(self, out: Any, x: Any) -> Value:
+        t = self.t
+        return t.together("div", [t.together("mul", [self.of(x), t.map("clamp", t.together("add", [self.of(x), t.number(3)]), low=0.0, high=6.0)]), t.number(6)])
+
+    def on_softshrink(self, out: Any, x: Any, by: float = 0.5) -> Value:
+        return self.t.together("sub", [self.of(x), self.t.map("clamp", self.of(x), low=-float(by), high=float(by))])
+
+    def on_smooth_l1_loss(self, out: Any, x: Any, y: Any, reduction: int = 1, beta: float = 1.0) -> Value:
+        return self.huber(x, y, reduction, beta, beta)
+
+    def on_huber_loss(self, out: Any, x: Any, y: Any, reduction: int = 1, delta: float = 1.0) -> Value:
+        return self.huber(x, y, reduction, delta, 1.0)
+
+    def huber(self, x: Any, y: Any, reduction: int, edge: float, over: float) -> Value:
+        """c (|x - y| - c / 2), c at most the edge."""
+        t = self.t
+        far = t.map("abs", t.together("sub", [self.of(x), self.of(y)]))
+        near = t.together("minimum", [far, t.number(edge)])
+        each = t.together("mul", [near, t.together("sub", [far, t.together("mul", [near, t.number(0.5)])])])
+        return self.reduced(each if over == 1 else t.together("div", [each, t.number(over)]), reduction)
+
+    def reduced(self, each: Value, reduction: int) -> Value:
+        return self.t.over(("", "mean", "sum")[reduction], each, range(len(each.dims)), False) if reduction else each
+
+    def on_xlogy(self, out: Any, x: Any, y: Any) -> Value:
+        return self.t.together("mul", [self.of(x), self.t.map("log", self.of(y))])
+
     def on_logaddexp(self, out: Any, x: Any, y: Any) -> Value:
         a, b = self.of(x), self.of(y)
         return self.t.together("add", [self.t.together("maximum", [a, b]), self.t.map("softplus", self.t.map("neg", self.t.map("abs", self.t.together("sub", [a, b]))))])
@@ -420,10 +477,10 @@ class Recorder(TorchDispatchMode):
     # along dimensions
 
     def on_sum(self, out: Any, x: Any, dims: Any = None, keepdim: bool = False) -> Value:
-        return self.t.over("sum", self.numbers(x), dims if dims else range(x.dim()), keepdim)
+        return self.t.over("sum", self.t.truth(self.full(x)) if x.dtype == torch.bool else self.t.numbers(self.full(x)), dims if dims else range(x.dim()), keepdim)
 
     def on_mean(self, out: Any, x: Any, dims: Any = None, keepdim: bool = False) -> Value:
-        return self.t.over("mean", self.of(x), dims if dims else range(x.dim()), keepdim)
+        return self.t.over("mean", self.full(x), dims if dims else range(x.dim()), keepdim)
 
     def on_amax(self, out: Any, x: Any, dims: Any = (), keepdim: bool = False) -> Value:
         return self.t.over("max", self.numbers(x), dims if dims else range(x.dim()), keepdim)
@@ -440,8 +497,17 @@ class Recorder(TorchDispatchMode):
     def most(self, of: Callable[..., Value], name: str, out: Any, x: Any, place: Any, keepdim: bool) -> Value | list[Value]:
         if isinstance(out, torch.Tensor):
             return of(out, x)
-        found = of(out, x, [place], keepdim)
-        return [found, self.t.nowhere(name, [self.of(x)], found.dims, f"a program has no indices of a {name}imum, but those of top_k")]
+        return [of(out[0], x, [place], keepdim), self.best(out[1], x, place, name == "min")]
+
+    def best(self, out: Any, x: Any, place: Any, least: bool = False) -> Value:
+        """Where the largest is along a dimension, or of all numbers."""
+        v = self.of(x)
+        if place is None:
+            v, place = self.t.reshape(v, [x.numel()]), 0
+        place %= len(v.dims)
+        v = self.t.ordered(v, [d for i, d in enumerate(v.dims) if i != place] + [v.dims[place]])
+        index = self.t.top_k(self.t.map("neg", v) if least else v, 1)
+        return self.t.reshape(index, out.shape)
 
     def on_var(self, out: Any, x: Any, dims: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Value:
         t, v, places = self.t, self.of(x), list(dims) if dims else range(x.dim())
@@ -456,8 +522,7 @@ class Recorder(TorchDispatchMode):
         return [self.on_var(out[0], x, dims, correction=correction, keepdim=keepdim), self.on_mean(out[1], x, dims, keepdim)]
 
     def on_mse_loss(self, out: Any, x: Any, y: Any, reduction: int = 1) -> Value:
-        each = self.t.map("square", self.t.together("sub", [self.of(x), self.of(y)]))
-        return self.t.over(("", "mean", "sum")[reduction], each, range(len(each.dims)), False) if reduction else each
+        return self.reduced(self.t.map("square", self.t.together("sub", [self.of(x), self.of(y)])), reduction)
 
     def on_linalg_vector_norm(self, out: Any, x: Any, order: Any = 2, dims: Any = None, keepdim: bool = False) -> Value:
         if order not in (2, None):
@@ -492,39 +557,58 @@ class Recorder(TorchDispatchMode):
         return self.t.together("sub", [v, self.t.over("logsumexp", v, [dim], True)])
 
     def on_cumsum(self, out: Any, x: Any, dim: int) -> Value:
-        return self.t.along("cumsum", self.of(x), dim)
+        return self.t.along("cumsum", self.full(x), dim)
+
+    def on_cumprod(self, out: Any, x: Any, dim: int) -> Value:
+        return self.t.cumprod(self.of(x), dim % x.dim())
 
     def on_native_layer_norm(self, out: Any, x: Any, shape: Any, weight: Any, bias: Any, epsilon: float) -> list[Value]:
-        if len(shape) != 1:
-            raise lib.BadInput("expected a norm over the last dimension")
-        if weight is None or bias is None:
-            t = self.t
-            centred = t.together("sub", [self.of(x), t.over("mean", self.of(x), [-1], True)])
-            spread = t.map("rsqrt", t.together("add", [t.over("mean", t.map("square", centred), [-1], True), t.number(epsilon)]))
-            y = t.together("mul", [centred, spread])
-            y = t.together("mul", [y, self.of(weight)]) if weight is not None else y
-            return [t.together("add", [y, self.of(bias)]) if bias is not None else y] * 3
+        if len(shape) != 1 or weight is None or bias is None or shape[0] == 1:
+            last = [x.dim() - 1 - i for i in range(len(shape))]
+            return [self.scaled(self.t.normed(self.of(x), last, epsilon), weight, bias, len(shape))] * 3
         v, (w, b) = self.of(x), (self.of(p) for p in (weight, bias))
         v = self.t.merged(v, [len(v.dims) - 1])
         made = [self.t.fit(p, 0, v.dims[-1]) for p in (w, b)]
         y = self.t.call("layer_norm", [v, *made], v.dims, epsilon=float(epsilon))
         return [y, y, y]
 
+    def scaled(self, v: Value, weight: Any, bias: Any, rank: int) -> Value:
+        """v times the weight plus the bias, whose dimensions begin there from the end."""
+        for step, p in (("mul", weight), ("add", bias)):
+            if p is not None:
+                own = self.of(p)
+                v = self.t.together(step, [v, own.seen([*own.dims, *[()] * (rank - len(own.dims))])])
+        return v
+
+    def on_native_batch_norm(self, out: Any, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, _momentum: float, epsilon: float) -> list[Value]:
+        t, v, rank = self.t, self.of(x), x.dim() - 1
+        if training or mean is None:
+            y = t.normed(v, [i for i in range(x.dim()) if i != 1], epsilon)
+        else:
+            centre, spread = (p.seen([*p.dims, *[()] * (rank - 1)]) for p in (self.of(mean), self.of(variance)))
+            y = t.together("mul", [t.together("sub", [v, centre]), t.map("rsqrt", t.together("add", [spread, t.number(epsilon)]))])
+        return [self.scaled(y, weight, bias, rank), *[t.nothing("batch_norm", [0])] * (len(out) - 1)]
+
+    def on_native_group_norm(self, out: Any, x: Any, weight: Any, bias: Any, _batch: int, channels: int, _rest: int, groups: int, epsilon: float) -> list[Value]:
+        v = self.t.reshape(self.of(x), [x.shape[0], groups, channels // groups, *x.shape[2:]])
+        y = self.t.reshape(self.t.normed(v, range(2, len(v.dims)), epsilon), x.shape)
+        return [self.scaled(y, weight, bias, x.dim() - 1), *[self.t.nothing("group_norm", [0])] * 2]
+
     # products
 
     def on_mm(self, out: Any, a: Any, b: Any) -> Value:
-        return self.t.product(self.of(a), self.of(b), 0)
+        return self.t.product(self.full(a), self.full(b), 0)
 
     def on_bmm(self, out: Any, a: Any, b: Any) -> Value:
-        return self.t.product(self.of(a), self.of(b), 1)
+        return self.t.product(self.full(a), self.full(b), 1)
 
     def on_addmm(self, out: Any, bias: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1) -> Value:
         if beta != 1 or alpha != 1:
             raise lib.BadInput("beta or alpha is not 1")
-        return self.t.together("add", [self.t.product(self.of(a), self.of(b), 0), self.of(bias)])
+        return self.t.together("add", [self.t.product(self.full(a), self.full(b), 0), self.of(bias)])
 
     def on_mv(self, out: Any, a: Any, b: Any) -> Value:
-        return self.t.product(self.of(a), self.of(b), 0)
+        return self.t.product(self.full(a), self.full(b), 0)
 
     def on_baddbmm(self, out: Any, x: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1) -> Value:
         t, made = self.t, self.on_bmm(out, a, b)
@@ -537,14 +621,76 @@ class Recorder(TorchDispatchMode):
 
     def on_convolution(self, out: Any, x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
                        output_padding: Any, groups: int) -> Value:
-        """What begins before the first index; the first as many indices as there were are a causal convolution."""
-        channels = x.shape[1] if x.dim() == 3 else 0
-        wanted = [[1], [1], [w.shape[-1] - 1], [0], channels, False]
-        if [list(stride), list(dilation), list(padding), list(output_padding), groups, transposed] != wanted or w.shape[:2] != (channels, 1):
-            raise lib.BadInput("expected a causal convolution of each channel")
-        v, taps = self.of(x), self.of(w)
-        values = [v, taps] + ([self.of(bias)] if bias is not None else [])
-        return self.t.nowhere("convolution", values, [*v.dims[:2], (Axis(out.shape[2]),)], "a program has it up to its operand's length alone")
+        """A product of windows; of each channel with those before it the step causal_conv."""
+        t, rank, taps = self.t, x.dim() - 2, list(w.shape[2:])
+        stride, padding, dilation, output_padding = (list(of) * (rank if len(of) == 1 else 1) for of in (stride, padding, dilation, output_padding))
+        flat(taps)
+        v, own = self.full(x), self.full(w)
+        channels = x.shape[1]
+        alone = rank == 1 and not transposed and (groups, w.shape[0], w.shape[1]) == (channels, channels, 1) and (stride, dilation) == ([1], [1]) and taps[0] > 1
+        before = v.origin.places if v.origin is not None and v.came("pad") else ()
+        if alone and padding == [0] and before == (2, taps[0] - 1):
+            made = self.causal(v.came("pad")[0], own)
+        else:
+            whole = t.reshape(v, [x.shape[0], groups, channels // groups, *x.shape[2:]])
+            if transposed:
+                own = t.reshape(own, [groups, channels // groups, *w.shape[1:]])
+                own = t.ordered(own, swapped(own.dims, 1, 2))
+                for i in range(rank):
+                    whole, own = t.spread(whole, 3 + i, stride[i]), t.flipped(own, 3 + i) if taps[i] > 1 else own
+                reach = [d * (k - 1) - p for d, k, p in zip(dilation, taps, padding)]
+                around = [(n, n + more) for n, more in zip(reach, output_padding)]
+                stride = [1] * rank
+            else:
+                own = t.reshape(own, [groups, w.shape[0] // groups, *w.shape[1:]])
+                around = [(p, p) for p in padding]
+            made = t.convolution(whole, own, stride, dilation, around)
+            if alone and padding == [taps[0] - 1]:  # its first ones are the step
+                made.origin = Origin("convolution", (v, self.full(w)), made.dims)
+        return self.scaled(made, None, bias, rank + 1)
+
+    def causal(self, x: Value, w: Value) -> Value:
+        """x [batch, channels, time]"""
+        made = self.t.causal_conv(self.t.ordered(x, swapped(x.dims, 1, 2)), self.t.renamed(w, [w.dims[0], (), w.dims[2]]).seen([w.dims[0], w.dims[2]]))
+        return self.t.ordered(made, swapped(made.dims, 1, 2))
+
+    def pooled(self, step: str, out: Any, x: Any, sizes: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int] = (1,), fill: float = 0.0) -> Value:
+        rank = len(sizes)
+        flat(sizes)
+        v, first = self.full(x), x.dim() - rank
+        stride, padding, dilation = (list(of) * (rank if len(of) == 1 else 1) for of in (stride or sizes, padding, dilation))
+        for i in reversed(range(rank)):
+            v = self.t.windows(v, first + i, sizes[i], stride[i], dilation[i], (padding[i], padding[i]), fill)
+        made = self.t.over(step, v, [first + 1 + 2 * i for i in range(rank)], False)
+        if [size_of(d) for d in made.dims] != list(out.shape):
+            raise lib.BadInput("a last window that is not whole")
+        return made
+
+    def on_avg_pool2d(self, out: Any, x: Any, sizes: Any, stride: Any = (), padding: Any = (0,), _ceil_mode: bool = False, count_include_pad: bool = True) -> Value:
+        if not count_include_pad and any(padding):
+            raise lib.BadInput("count_include_pad is False, expected True")
+        return self.pooled("mean", out, x, sizes, stride, padding)
+
+    on_avg_pool1d = on_avg_pool3d = on_avg_pool2d
+
+    def on_max_pool2d_with_indices(self, out: Any, x: Any, sizes: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), _ceil_mode: bool = False) -> list[Value]:
+        return [self.pooled("max", out[0], x, sizes, stride, padding, dilation, FAR), self.t.nothing("max_pool", [0])]
+
+    on_max_pool3d_with_indices = on_max_pool2d_with_indices
+
+    def on__adaptive_avg_pool2d(self, out: Any, x: Any, _sizes: Any) -> Value:
+        rank = len(_sizes)
+        if any(n % m for n, m in zip(x.shape[-rank:], out.shape[-rank:])):
+            raise lib.BadInput("windows of several sizes")
+        sizes = [n // m for n, m in zip(x.shape[-rank:], out.shape[-rank:])]
+        return self.pooled("mean", out, x, sizes, sizes, [0])
+
+    on__adaptive_avg_pool3d = on__adaptive_avg_pool2d
+
+    def on_unfold(self, out: Any, x: Any, place: int, size: int, step: int) -> Value:
+        place %= x.dim()
+        made = self.t.windows(self.full(x), place, size, step)
+        return self.t.ordered(made, [d for i, d in enumerate(made.dims) if i != place + 1] + [made.dims[place + 1]])
 
     # moves
 
@@ -560,9 +706,7 @@ class Recorder(TorchDispatchMode):
         return self.t.ordered(v, [v.dims[i] for i in order])
 
     def on_transpose(self, out: Any, x: Any, first: int, second: int) -> Value:
-        order = list(range(x.dim()))
-        order[first], order[second] = order[second], order[first]
-        return self.on_permute(out, x, order)
+        return self.on_permute(out, x, swapped(range(x.dim()), first, second))
 
     def on_t(self, out: Any, x: Any) -> Value:
         return self.on_permute(out, x, range(x.dim() - 1, -1, -1))
@@ -594,12 +738,11 @@ class Recorder(TorchDispatchMode):
             return self.t.every(v, place % x.dim(), first, step)
         first, end = (max(0, i + size * (i < 0)) for i in (first or 0, size if end is None else min(end, size)))
         v = self.of(x)
-        convolved = v.came("convolution")
+        biased = v.came("add")  # what lies behind the first ones of a causal convolution is cut off
+        convolved = (biased[0] if biased else v).came("convolution")
         if convolved and place % x.dim() == 2 and (first, end) == (0, size_of(convolved[0].dims[2])):
-            a, w, *bias = convolved
-            made = self.t.causal_conv(self.t.ordered(a, [a.dims[i] for i in (0, 2, 1)]), self.t.renamed(w, [w.dims[0], (), w.dims[2]]).seen([w.dims[0], w.dims[2]]))
-            made = self.t.together("add", [made, *bias]) if bias else made
-            return self.t.ordered(made, [made.dims[i] for i in (0, 2, 1)])
+            made = self.causal(*convolved)
+            return self.t.together("add", [made, *biased[1:]]) if biased else made
         return self.t.slice(v, place, first, end)
 
     def on_repeat(self, out: Any, x: Any, times: Sequence[int]) -> Value:
@@ -626,18 +769,19 @@ class Recorder(TorchDispatchMode):
             first += part.shape[place]
         return made
 
-    on_split_with_sizes = on_split
-    on_chunk = on_split
+    on_split_with_sizes = on_chunk = on_unsafe_split = on_unsafe_split_with_sizes = on_unsafe_chunk = on_split
 
     def on_select(self, out: Any, x: Any, place: int, index: int) -> Value:
         return self.t.reshape(self.t.slice(self.of(x), place, index % x.shape[place], index % x.shape[place] + 1), out.shape)
 
     def on_cat(self, out: Any, parts: Any, place: int = 0) -> Value:
         joined = self.rotations.joined([self.operand(x) for x in parts], place)
-        return self.t.concatenate([v if isinstance(v, Value) else self.of(parts[v]) for v in joined], place)
+        return self.t.concatenate([v if isinstance(v, Value) else self.full(parts[v]) for v in joined], place)
 
     def on_stack(self, out: Any, parts: Any, place: int = 0) -> Value:
-        return self.t.concatenate([self.on_unsqueeze(out, p, place) for p in parts], place)
+        place %= out.dim()
+        wholes = [self.full(p) for p in parts]
+        return self.t.concatenate([v.seen([*v.dims[:place], (), *v.dims[place:]]) for v in wholes], place)
 
     def on_unbind(self, out: Any, x: Any, place: int = 0) -> list[Value]:
         return [self.on_select(part, x, place, i) for i, part in enumerate(out)]
@@ -660,9 +804,12 @@ class Recorder(TorchDispatchMode):
         return self.on_embedding(out, x, indices[0])
 
     def on_gather(self, out: Any, x: Any, place: int, index: Any) -> Value:
-        if place % x.dim() != x.dim() - 1:
-            raise lib.BadInput("expected indices of the last dimension")
-        return self.t.pick(self.of(x), self.of(index))
+        last, (v, i) = x.dim() - 1, (self.of(x), self.of(index))
+        if place % x.dim() == last:
+            return self.t.pick(v, i)
+        v, i = (self.t.ordered(w, swapped(w.dims, place % x.dim(), last)) for w in (v, i))
+        made = self.t.pick(v, i)
+        return self.t.ordered(made, swapped(made.dims, place % x.dim(), last))
 
     def on_copy(self, out: Any, _before: Any, given: Any) -> Value:
         v = self.numbers(given) if out.is_floating_point() else self.of(given)
@@ -723,24 +870,39 @@ class Recorder(TorchDispatchMode):
         return self.t.scatter_add(self.t.number(1), self.of(index), out.shape[0])
 
     def on_argmax(self, out: Any, x: Any, place: Any = None, _keepdim: bool = False) -> Value:
-        if place is None or place % x.dim() != x.dim() - 1:
-            raise lib.BadInput("expected the best of the last dimension")
-        return self.t.reshape(self.t.top_k(self.of(x), 1), out.shape)
+        return self.best(out, x, place)
+
+    def on_argmin(self, out: Any, x: Any, place: Any = None, _keepdim: bool = False) -> Value:
+        return self.best(out, x, place, True)
 
     def on_topk(self, out: Any, x: Any, count: int, place: int = -1, largest: bool = True) -> list[Value]:
-        v = self.of(x)
-        if place % x.dim() != x.dim() - 1:
-            raise lib.BadInput("expected the best of the last dimension")
+        v, last = self.of(x), x.dim() - 1
+        if place % x.dim() != last:
+            v = self.t.ordered(v, swapped(v.dims, place % x.dim(), last))
         index = self.t.top_k(v if largest else self.t.map("neg", v), count)
-        return [self.t.pick(v, index), index]
+        made = [self.t.pick(v, index), index]
+        return made if place % x.dim() == last else [self.t.ordered(m, swapped(m.dims, place % x.dim(), last)) for m in made]
+
+    def on_sort(self, out: Any, x: Any, place: int = -1, descending: bool = False) -> list[Value]:
+        return self.on_topk(out, x, x.shape[place], place, descending)
+
+    def triangle(self, x: Any, array: Any) -> Value:
+        return self.t.where(self.t.constant(array), self.numbers(x), self.t.number(0))
+
+    def on_tril(self, out: Any, x: Any, diagonal: int = 0) -> Value:
+        return self.triangle(x, np.tril(np.ones(x.shape[-2:], bool), diagonal))
+
+    def on_triu(self, out: Any, x: Any, diagonal: int = 0) -> Value:
+        return self.triangle(x, np.triu(np.ones(x.shape[-2:], bool), diagonal))
 
 
 @contextlib.contextmanager
 def plainly() -> Iterator[None]:
-    """With gradients; attention as products and a softmax, and not one operator of some processor."""
+    """With gradients; attention and recurrent layers as products and maps, and not one operator of some processor."""
     library: Any = torch
     plain = hasattr(torch.nn, "attention")  # since PyTorch 2.3
-    with library.inference_mode(False), torch.enable_grad(), library.nn.attention.sdpa_kernel(library.nn.attention.SDPBackend.MATH) if plain else contextlib.nullcontext():
+    attention = library.nn.attention.sdpa_kernel(library.nn.attention.SDPBackend.MATH) if plain else contextlib.nullcontext()
+    with library.inference_mode(False), torch.enable_grad(), attention, library.backends.mkldnn.flags(enabled=False):
         yield
 
 
@@ -834,7 +996,10 @@ class Wide(TorchDispatchMode):
             self.kinked.add(operator)
         library.set_default_dtype(torch.float64)
         try:
-            made = func(*own, **named)
+            if operator == "hardsigmoid_backward":  # PyTorch's sixth is one of float32
+                made = torch.where(own[1].abs() < 3, own[0] / 6, 0.0)
+            else:
+                made = func(*own, **named)
             if operator == "_to_copy" and self.casts and tensors and types and rounds(tensors[0].dtype, dtype):
                 made = made.to(dtype).double()
         finally:
@@ -851,14 +1016,30 @@ class Wide(TorchDispatchMode):
         return held(made)
 
 
+def filling(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that writes into its arguments, on tensors of its own; if it gives nothing, its results are what it has filled."""
+
+    def run(**given: Any) -> Any:
+        own = {name: x.clone() for name, x in given.items()}
+        before = {name: x._version for name, x in own.items()}
+        result = function(**own)
+        return {name: x for name, x in own.items() if x._version != before[name]} or None if result is None else result
+
+    run.__name__, run.__wrapped__ = getattr(function, "__name__", "function"), inspect.unwrap(function)  # type: ignore[attr-defined]
+    run.__signature__ = inspect.Signature([inspect.Parameter("given", inspect.Parameter.VAR_KEYWORD)])  # type: ignore[attr-defined]
+    return run
+
+
 def functional(module: Any, example: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any], list[str]]:
     """A module as a function of its arguments and its parameters, which are called by their names with underscores for dots, a letter first."""
     call = torch.func.functional_call if hasattr(torch, "func") else torch.nn.utils.stateless.functional_call
     names = {("" if name[0].isalpha() else "layer_") + name.replace(".", "_"): name for name, _ in module.named_parameters()}
 
     def run(**given: Any) -> Any:
+        with getattr(torch.utils._python_dispatch, "_disable_current_modes", contextlib.nullcontext)():  # since PyTorch 2.0
+            buffers = {name: x.clone() for name, x in module.named_buffers()}  # which a norm may write into
         parameters = {names[name]: x for name, x in given.items() if name in names}
-        return call(module, parameters, (), {name: x for name, x in given.items() if name not in names})
+        return call(module, {**parameters, **buffers}, (), {name: x for name, x in given.items() if name not in names})
 
     run.__name__, run.__wrapped__ = type(module).__name__, module.forward  # type: ignore[attr-defined]
     run.__signature__ = inspect.Signature([inspect.Parameter("given", inspect.Parameter.VAR_KEYWORD)])  # type: ignore[attr-defined]
