@@ -30,6 +30,7 @@ from . import _library as lib
 from ._case import Case
 
 MOST = 4096  #: numbers of a constant
+MOST_PARTS = 6  #: that are put together at once
 MOST_AXES = 12  #: of a tensor
 FAR = -1e30  #: for -inf behind a mask, and what is lower: a program has finite numbers
 #: Of numbers that the function knows.
@@ -781,6 +782,8 @@ class Tracer:
         parts = [v for v in parts if size_of(v.dims[place]) > 0]
         if len(parts) == 1:
             return parts[0]
+        if len(parts) > MOST_PARTS:
+            return self.concatenate([self.concatenate(parts[i : i + MOST_PARTS], place) for i in range(0, len(parts), MOST_PARTS)], place)
         for v in parts:
             v = self.merged(v, [place])
             if not v.dims[place]:
@@ -890,20 +893,41 @@ class Tracer:
         taken: dict[str, Axis] = {}
         for path, value, _ in self.inputs:
             for axis, letter in zip(value.axes, hints.get(path.split("/")[1], "").replace(" ", "")):
-                root = axis.root()
-                if taken.setdefault(letter, root) is not root or root.letter not in ("", letter):
-                    raise lib.BadInput(f"{self.at}: the axis {letter} of {path} is no axis of its own, or another one")
-                root.letter = letter
+                root, first = axis.root(), taken.get(letter)
+                if first is not None and first.size != root.size:
+                    raise lib.BadInput(f"{self.at}: the axis {letter} of {path} is {root.size}, and {first.size} of another argument")
+                if first is None and root.letter == "":  # two that meet each other, as queries and keys: the second has a letter of its own
+                    taken[letter], root.letter = root, letter
         used: list[Axis] = []
+        seen: set[int] = set()
         for axes in self.tensors:
-            used += [a for a in roots(axes) if a not in used]
+            for root in roots(axes):
+                used += [] if id(root) in seen else [root]
+                seen.add(id(root))
         free = [c for c in LETTERS if c not in taken]
+        few = self.beside(used) if len([r for r in used if r.letter == ""]) > len(free) else None
         for root in used:
             if root.letter == "":
-                if not free:
-                    raise lib.BadInput(f"{self.at}: {len(used)} axes of their own, expected at most {len(LETTERS)}")
-                root.letter = free.pop(0)
-        return used
+                again = next((r for r in used if r.letter and r.same is None and r.size == root.size and id(r) not in few[id(root)]), None) if few is not None else None
+                if again is None and not free:
+                    raise lib.BadInput(f"{self.at}: {len(used)} axes of their own, of which more than {len(LETTERS)} meet")
+                root.letter = free.pop(0) if again is None else again.letter
+                if few is not None and again is not None:
+                    few[id(again)] |= few[id(root)]
+                    for other in few[id(root)]:
+                        few[other].add(id(again))
+                    root.same = again
+        return [root for root in used if root.same is None]
+
+    def beside(self, used: Sequence[Axis]) -> dict[int, set[int]]:
+        """Of each axis those that are in one step with it."""
+        found: dict[int, set[int]] = {id(root): set() for root in used}
+        for axes in [*([*s.axes, *(a for v in s.reads for a in v.axes)] for s in self.steps), *self.tensors]:
+            met = {id(root) for root in roots(axes)}
+            for one in met:
+                if one in found:
+                    found[one] |= met - {one}
+        return found
 
     def put_names(self, outputs: Sequence[tuple[str, Value]]) -> None:
         """A step that a variable is assigned to is called as that, if nothing else is."""
