@@ -106,103 +106,61 @@ int32_t moe_group_of_copy(const moe_block *block, int64_t copy)
 
 /* --- rows that are sent --- */
 
-/* Who sends what to whom, once all group sizes are known. */
-static assay_status count_traffic(assay_context *ctx, moe_block *block, assay_ragged_params *dispatch)
+/* Rows that each shard sends to each other one. */
+static assay_status count_sent(assay_context *ctx, moe_block *block)
 {
     const assay_shard_sizes *s = &block->sizes;
     const int64_t peers = s->expert_shards, local = s->local_experts;
     const assay_shape row = assay_shape_of(2, (int64_t)1, peers);
-    OWNED int32_t *truncated = NULL;
     MUST(assay_alloc_i32(ctx, "reshaped_group_sizes", s->shards * peers, &block->reshaped_group_sizes));
     MUST(assay_alloc_i32(ctx, "all_shards_group_sizes", s->shards * peers * peers, &block->all_shards_group_sizes));
-    MUST(assay_alloc_i32(ctx, "truncated traffic", peers * peers, &truncated));
-    MUST(assay_ragged_params_alloc(ctx, dispatch, &block->mesh, EXPERT));
     for (int64_t i = 0; i < s->shards * peers; i++) {
         int32_t sum = 0;
         for (int64_t e = 0; e < local; e++) sum += block->group_sizes[i * local + e];
         block->reshaped_group_sizes[i] = sum;
     }
     assay_all_gather_i32(block->all_shards_group_sizes, block->reshaped_group_sizes, &row, 0, &block->mesh, EXPERT);
-    for (int64_t shard = 0; shard < s->shards; shard++) {
-        const int64_t at = shard * peers;
-        const assay_traffic traffic = {
-            .sizes = s->batch_sharded ? block->all_shards_group_sizes + at * peers : block->reshaped_group_sizes + at,
-            .expert_shards = peers,
-            .batch_sharded = s->batch_sharded,
-            .buffer_rows = s->batch_sharded && block->sharding->ragged_buffer_factor > 0 ? s->buffer : -1,
-            .direction = ASSAY_DISPATCH,
-        };
-        assay_all_to_all_params(dispatch->input_offsets + at, dispatch->send_sizes + at, dispatch->output_offsets + at,
-                                dispatch->recv_sizes + at, expert_index(block, shard), &traffic, truncated);
-    }
     return ASSAY_OK;
 }
 
-/* How each shard sorts what it receives. */
-static assay_status sort_locally(assay_context *ctx, moe_block *block)
+/* What each shard receives, sorted as it sorts it. */
+static assay_status list_sent(assay_context *ctx, moe_block *block)
 {
     const assay_shard_sizes *s = &block->sizes;
     const int64_t peers = s->expert_shards, experts = block->permute.experts;
     const assay_shape row = assay_shape_of(2, (int64_t)1, experts);
-    OWNED int32_t *all_sizes = NULL, *sorted_experts = NULL;
+    OWNED int32_t *all_sizes = NULL;
+    int32_t(*received)[2] = NULL;
+    OWNED void *memory = NULL;
+    MUST(count_sent(ctx, block));
     MUST(assay_alloc_i32(ctx, "local_sorted_indices", s->shards * s->buffer, &block->local_sorted_indices));
     MUST(assay_alloc_i32(ctx, "group sizes of all senders", s->shards * peers * experts, &all_sizes));
-    MUST(assay_alloc_i32(ctx, "sorted experts", s->copies, &sorted_experts));
+    MUST(assay_alloc(ctx, "received rows", s->buffer, sizeof *received, &memory));
+    received = memory;
     assay_all_gather_i32(all_sizes, block->group_sizes, &row, 0, &block->mesh, EXPERT);
     for (int64_t shard = 0; shard < s->shards; shard++) {
-        for (int64_t i = 0; i < s->copies; i++) {
-            const int32_t choice = block->order[shard * s->copies + i]; /* of none: beyond the experts of any shard */
-            sorted_experts[i] =
-                choice == ASSAY_NO_EXPERT ? (int32_t)experts : moe_group_of_copy(block, shard * s->copies + choice);
-        }
+        int32_t *indices = block->local_sorted_indices + shard * s->buffer;
         const assay_local_permute_args args = {
-            .global_group_sizes =
+            .group_sizes =
                 s->batch_sharded ? all_sizes + shard * peers * experts : block->group_sizes + shard * experts,
             .senders = s->batch_sharded ? peers : 1,
             .num_experts = experts,
             .local_experts = s->local_experts,
             .shard = expert_index(block, shard),
             .rows = s->buffer,
-            .sorted_experts = s->batch_sharded ? NULL : sorted_experts,
-            .truncate = s->batch_sharded && block->sharding->ragged_buffer_factor > 0,
+            .batch_sharded = s->batch_sharded,
+            .truncate = block->sharding->ragged_buffer_factor > 0,
         };
-        MUST(assay_local_permute(ctx, block->local_sorted_indices + shard * s->buffer,
-                                 block->local_group_sizes + shard * s->local_experts, NULL, &args));
+        MUST(assay_local_permute(ctx, indices, block->local_group_sizes + shard * s->local_experts, received, &args));
+        for (int64_t i = 0; i < s->buffer; i++) {
+            const int32_t *from = received[indices[i]];
+            if (from[0] < 0) continue;
+            const int64_t sender = s->batch_sharded ? assay_mesh_peer(&block->mesh, shard, EXPERT, from[0]) : shard;
+            block->copy_of[shard * s->buffer + i] =
+                (int32_t)(sender * s->copies) + block->order[sender * s->copies + from[1]];
+        }
     }
     return ASSAY_OK;
-}
-
-/* The copy that each row receives: copies are sent as numbers, and sorted as rows are. */
-static assay_status send(assay_context *ctx, moe_block *block, const assay_ragged_params *dispatch)
-{
-    const assay_shard_sizes *s = &block->sizes;
-    const assay_ragged_dims dims = {s->copies, s->buffer, 1};
-    const int64_t copies = s->shards * s->copies, rows = s->shards * s->buffer;
-    OWNED double *sorted = NULL, *received = NULL;
-    MUST(assay_alloc_f64(ctx, "sorted copies", copies, &sorted));
-    MUST(assay_alloc_zeros(ctx, "received copies", rows, &received));
-    for (int64_t i = 0; i < copies; i++) sorted[i] = (double)(i / s->copies * s->copies + block->order[i]);
-    if (s->batch_sharded) MUST(assay_ragged_all_to_all(ctx, received, sorted, dispatch, &dims, &block->mesh, EXPERT));
-    for (int64_t shard = 0; shard < s->shards; shard++) {
-        const double *from = s->batch_sharded ? received + shard * s->buffer : sorted + shard * s->copies;
-        int64_t filled = 0;
-        for (int64_t e = 0; e < s->local_experts; e++) filled += block->local_group_sizes[shard * s->local_experts + e];
-        for (int64_t i = shard * s->buffer; i < shard * s->buffer + filled; i++)
-            block->copy_of[i] = (int32_t)from[block->local_sorted_indices[i]];
-    }
-    return ASSAY_OK;
-}
-
-static assay_status list_sent(assay_context *ctx, moe_block *block)
-{
-    assay_status status = ASSAY_OK;
-    assay_ragged_params dispatch = {0};
-    TRY(count_traffic(ctx, block, &dispatch));
-    TRY(sort_locally(ctx, block));
-    TRY(send(ctx, block, &dispatch));
-cleanup:
-    assay_ragged_params_free(&dispatch);
-    return status;
 }
 
 /* --- rows that stay --- */
