@@ -388,13 +388,15 @@ assay_status graph_show(assay_context *ctx, graph_run *r, int tensor)
     return require(ctx, r, tensor, true);
 }
 
-/* What no later step of forward reads. */
+/* What no later step of forward reads: of what this one reads, and makes. */
 static assay_status release_after(assay_context *ctx, graph_run *r, int number)
 {
-    for (int t = 1; t < r->graph->tensor_count; t++) {
+    const graph_step *step = &r->graph->steps[number];
+    for (int i = 0; i < GRAPH_IN + GRAPH_OUT; i++) {
+        const int t = i < GRAPH_IN ? step->in[i] : step->out[i - GRAPH_IN];
         const graph_tensor *tensor = &r->graph->tensors[t];
         const int last = tensor->last < 0 ? tensor->step : tensor->last;
-        if (last != number || r->lent[t] || r->value[t] == NULL || t == r->graph->result) continue;
+        if (t == 0 || last != number || r->lent[t] || r->value[t] == NULL || t == r->graph->result) continue;
         const bool named = tensor->role == GRAPH_CHECKPOINT || tensor->role == GRAPH_ASIDE,
                    goes = named && r->release == graph_let_go;
         if (tensor->role == GRAPH_WITHIN || goes) drop_value(r, t);

@@ -443,6 +443,10 @@ class Tracer:
     def known(self, step: str, values: Sequence[Value], dims: list[tuple[Axis, ...]]) -> Value | None:
         """What several operators compute together, where one step does."""
         a, b = values[0], values[-1]
+        if step == "mul" and 0 in (a.number, b.number):
+            return self.number(0).seen([()] * len(dims))
+        if step == "add" and 0 in (a.number, b.number):
+            return self.ordered(a if b.number == 0 else b, dims)
         if step == "mul":
             found = silu_of(a, b) or silu_of(b, a)
             if found is not None:
@@ -525,6 +529,8 @@ class Tracer:
 
     def contract(self, a: Value, b: Value, batch: tuple[Sequence[int], Sequence[int]], over: tuple[Sequence[int], Sequence[int]]) -> Value:
         """The sum over pairs of dimensions, where others go along: those first, then the rest of a and of b."""
+        if 0 in (a.number, b.number):  # a state before the first step
+            return self.number(0).seen([()] * (len(a.dims) + len(b.dims) - len(batch[0]) - 2 * len(over[0])))
         if len(a.axes) + len(b.axes) - sum(len(a.dims[i]) for i in (*batch[0], *over[0], *over[0])) > MOST_AXES:
             a, b = (self.merged(v, range(len(v.dims))) for v in (a, b))
         for i, j in (*zip(*batch), *zip(*over)):
@@ -532,7 +538,8 @@ class Tracer:
                 if any(x in roots(b.axes) and x not in roots(b.dims[j]) for x in roots(a.dims[i])):  # of others of b, as queries and keys of one tensor
                     a = self.renamed(a, [[Axis(x.size) for x in d] if n == i else d for n, d in enumerate(a.dims)])
                 b = self.fit(b, j, a.dims[i])
-            elif (i, j) in zip(*over) and (a.dims[i] or b.dims[j]):  # of size 1, where one has an axis for it
+            elif (i, j) in zip(*over) and (a.dims[i] or b.dims[j]):  # of size 1, where one has an axis for it, or the same number all along it
+                a, b = (self.over("sum", v, [at], True) if v.dims[at] and size_of(v.dims[at]) > 1 else v for v, at in ((a, i), (b, j)))
                 a, b = (self.renamed(v, [() if n == at else d for n, d in enumerate(v.dims)]) for v, at in ((a, i), (b, j)))
         paired = {x for j in (*batch[1], *over[1]) for x in roots(b.dims[j])}
         twice = [x for x in roots(b.axes) if x in roots(a.axes) and x not in paired]  # a tensor times itself, say
@@ -1159,12 +1166,22 @@ def inline(texts: dict[str, str], results: dict[str, str], alone: set[str], line
     """Steps without a variable's name that one other reads alone go into that; what nothing reads goes. Those that stand alone stay, and those that are lines
     are in no other expression."""
 
+    where: dict[str, dict[tuple[bool, str], None]] = {}  # of each word: the texts that may have it, of results or not, in their order
+
+    def noted(text: str, result: bool, key: str) -> None:
+        for word in re.findall(r"\w+", text):
+            where.setdefault(word, {})[result, key] = None
+
     def readers(name: str) -> list[tuple[dict[str, str], str]]:
-        return [(of, key) for of in (texts, results) for key, text in of.items() for _ in re.findall(rf"(?<![\w\"]){name}\b(?!=)", bare(text))]
+        texts_of = [(results if result else texts, key) for result, key in where.get(name, ())]
+        return [(of, key) for of, key in texts_of if key in of for _ in re.findall(rf"(?<![\w\"]){name}\b(?!=)", bare(of[key]))]
 
     def bare(text: str) -> str:
         return re.sub(r'"[^"]*"', lambda m: '"' + " " * (len(m[0]) - 2) + '"', text)
 
+    for result, of in ((False, texts), (True, results)):
+        for key, text in of.items():
+            noted(text, result, key)
     for name in reversed(list(texts)):
         if not readers(name):
             del texts[name]
@@ -1178,6 +1195,7 @@ def inline(texts: dict[str, str], results: dict[str, str], alone: set[str], line
             at = re.search(rf"(?<![\w\"]){name}\b(?!=)", bare(of[key]))
             assert at is not None
             of[key] = of[key][: at.start()] + texts[name] + of[key][at.end() :]
+            noted(texts[name], of is results, key)
             del texts[name]
 
 

@@ -10,6 +10,8 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _library as lib
@@ -1011,6 +1013,9 @@ class Wide(TorchDispatchMode):
             if not isinstance(x, torch.Tensor) or not x.is_floating_point():
                 return x
             written = [a for a in args if isinstance(a, Held) and a.held is x]
+            if written and written[0].shape != x.shape:  # squeeze_: what it says of itself changes too
+                with no_dispatch():
+                    func(*args, **(kwargs or {}))
             return written[0] if written else Held.of(x, dtype, self)
 
         return held(made)
