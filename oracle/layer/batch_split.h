@@ -72,7 +72,7 @@ enum {
  * of the module goes from some of these to others. */
 typedef enum bs_tensor {
     MB_NONE,
-    MB_ANGLES,
+    MB_ANGLES, /* one of a pair */
     MB_LAYER_INPUTS,
     MB_MLA_INPUTS, /* normalised */
     MB_LOW_RANK,   /* the normalised latent of keys and values */
@@ -106,5 +106,7 @@ typedef enum bs_tensor {
     MB_EXPERTS_OUT, /* of the tokens */
     MB_MOE_INPUTS,  /* mla_out, which the experts' outputs are added to */
     MB_OUTPUTS,
-    MB_TENSORS
+    MB_OTHER_IN, /* arguments and results that no layer has, in their order */
+    MB_OTHER_OUT = MB_OTHER_IN + 2,
+    MB_TENSORS = MB_OTHER_OUT + 2
 } bs_tensor;

@@ -77,11 +77,12 @@ static double products_of(const bs_run *run, const char *products, bool listed)
 
 double assay_function_flops(const assay_function_config *config)
 {
-    stack_run stack;
-    const bs_run run = bs_function_run_of(config, &stack);
+    const stack_run stack = {.config = &config->stack};
+    bs_run run;
     const assay_batch_split_function *row = bs_row_of(config->function);
     assay_function_tensors tensors;
     double numbers = 0;
+    bs_run_of(&run, &stack);
     if (row->products != NULL) {
         const bool listed = strpbrk(row->out[0].axes, "jo") != NULL;
         return (row != config->function ? 2 : 1) * products_of(&run, row->products, listed);
@@ -95,10 +96,11 @@ double assay_function_flops(const assay_function_config *config)
 
 int64_t assay_function_memory(const assay_function_config *config)
 {
-    stack_run stack;
-    const bs_run run = bs_function_run_of(config, &stack);
+    const stack_run stack = {.config = &config->stack};
+    bs_run run;
     assay_function_tensors tensors, made;
     double numbers = 0;
+    bs_run_of(&run, &stack);
     assay_function_tensors_of(config, &tensors);
     assay_function_intermediates_of(config, &made);
     for (int i = 0; i < tensors.count; i++) numbers += 4 * (double)assay_shape_count(&tensors.items[i].shape);

@@ -50,7 +50,7 @@ typedef struct assay_function_tensor {
     int64_t fan_in;      /* of a kernel */
     unsigned same;       /* ASSAY_HOLDS_SHARED: 1 << axis of the mesh */
     int weight;          /* BS_..., which one it is, or belongs to; -1: none */
-    int place, bundle;   /* among the arguments, results; of all weights, -1: it is none of these */
+    int bundle;          /* of all weights, which of the arguments and results; -1: it is none of these */
     bs_tensor tensor;    /* which one of the layer it is */
     bool by_expert;      /* a weight whose first axis is split over expert */
 } assay_function_tensor;

@@ -9,30 +9,23 @@
 
 enum { BS_MOST_ARGUMENTS = 12, BS_MOST_INTERMEDIATES = 4 };
 
-/* An input or a result. Microbatches of a list lie one after the other, each [M,...], whatever the tensor's own order. */
-typedef struct bs_slot {
-    double *values;   /* or */
-    int32_t *indices; /* NULL both: the configuration has no such tensor */
-    int64_t count;    /* of one microbatch */
-} bs_slot;
-
+/* Its tensors are those of microbatches, whatever their order outside; of a function on one of them, the first one's. */
 typedef struct bs_call {
     assay_function_config config;   /* with the function that is called: a function, or its _bwd */
     assay_function_tensors tensors; /* of that */
     bs_run run;
-    stack_run stack; /* of the run: nothing is read from it, and nobody wants anything */
-    bs_weights w, g; /* gathered; all gradients that the function has */
-    bs_slot in[BS_MOST_ARGUMENTS], out[BS_MOST_ARGUMENTS];
+    stack_run stack;       /* of the run: nothing is read from it, and nobody wants anything */
+    int64_t parts;         /* microbatches that the function works on */
+    bs_weights w, g;       /* gathered; all gradients that the function has */
     bs_weights bundles[3]; /* of functions on all weights: those that it takes, then the one that it gives */
     bs_intermediates made; /* where what it computes and quantises by the recipe goes */
-    bs_microbatch b[ASSAY_MOST_MICROBATCHES],
-        d[ASSAY_MOST_MICROBATCHES]; /* what the MoE half has of these; gradients */
+    bs_microbatch b[ASSAY_MOST_MICROBATCHES], d[ASSAY_MOST_MICROBATCHES]; /* d: gradients */
 } bs_call;
 
 typedef struct bs_tensor_form {
     const char *name, *axes;
     assay_function_holds holds;
-    bs_tensor tensor; /* of the MoE half */
+    bs_tensor tensor; /* MB_NONE: no layer has it */
     const char *of;   /* the forward function's name for it, where that has another */
     bool constant;    /* it has no gradient */
 } bs_tensor_form;
@@ -60,11 +53,11 @@ struct assay_batch_split_function {
     bool quantises;       /* it has fp8_full */
     /* What it computes and then quantises; a _bwd: beside what its forward function does, and makes again. */
     bs_tensor_form made[BS_MOST_INTERMEDIATES];
-    /* Of one microbatch, which bs_call_half calls: a range of steps, or what is none. */
+    /* Of each microbatch, which bs_call_cut calls: a range of steps, or what is none. */
     bs_steps_kind steps;
     bs_function *run, *remat;
     bs_function_bwd *back;
-    assay_status (*call)(assay_context *ctx, bs_call *c); /* NULL: a _bwd has NAME's */
+    assay_status (*call)(assay_context *ctx, bs_call *c); /* NULL: a _bwd has NAME's; that is a cut */
 };
 
 /* All weights, as gather_weights and its neighbours unpack them. */
@@ -75,21 +68,13 @@ extern const bs_weight_form bs_bundle[BS_BUNDLE];
 const assay_batch_split_function *bs_row_of(const assay_batch_split_function *f);
 /* Whether the name ends so; `of` becomes what stands before that. */
 bool bs_ends_with(const char *name, const char *end, char of[ASSAY_PATH_SIZE]);
-bs_run bs_function_run_of(const assay_function_config *config, stack_run *stack);
 assay_status bs_call_function(assay_context *ctx, bs_call *c);
 
-/* The rows' functions: MLA, the MoE half, weights. */
+/* The rows' functions. */
 typedef assay_status bs_function_call(assay_context *ctx, bs_call *c);
 bs_function_call bs_call_split, bs_call_merge, bs_call_fetch_weights, bs_call_extract_layer_weights,
     bs_call_insert_layer_ws_grad, bs_call_gather_weights, bs_call_reduce_scatter_ws_grad,
     bs_call_all_reduce_ws_grad_dcn;
-bs_function_call bs_call_initialize_yarn_mask, bs_call_initialize_yarn_freqs, bs_call_yarn, bs_call_attention,
-    bs_call_tpu_flash_attention;
-bs_function_call bs_call_half, bs_call_expert_group_mask, bs_call_expert_indices_and_weights,
+bs_function_call bs_call_initialize_yarn_mask, bs_call_initialize_yarn_freqs, bs_call_yarn;
+bs_function_call bs_call_cut, bs_call_expert_group_mask, bs_call_expert_indices_and_weights,
     bs_call_expert_indices_and_weights_bwd, bs_call_quantized_psum_scatter, bs_call_layer;
-
-/* run.yarn_freqs from the angles that are given, if any. */
-assay_status bs_take_angles(assay_context *ctx, bs_call *c);
-
-/* Microbatch i of a list. */
-double *bs_part(const bs_slot *slot, int64_t i);

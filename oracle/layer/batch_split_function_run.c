@@ -11,11 +11,6 @@
 #include "oracle/ops/gmm.h"
 #include "oracle/ops/vector_sums.h"
 
-double *bs_part(const bs_slot *slot, int64_t i)
-{
-    return slot->values == NULL ? NULL : slot->values + i * slot->count;
-}
-
 /* --- the context of a call --- */
 
 static bool has_none(void *self, const char *path)
@@ -30,17 +25,10 @@ static const assay_sink no_sink = {.wants = has_none};
 static void call_close(bs_call *c)
 {
     if (c == NULL) return;
-    for (int i = 0; i < BS_MOST_ARGUMENTS; i++) {
-        free(c->in[i].values);
-        free(c->in[i].indices);
-        free(c->out[i].values);
-        free(c->out[i].indices);
-    }
     bs_weights_free(&c->w);
     bs_weights_free(&c->g);
     for (int i = 0; i < 3; i++) bs_weights_free(&c->bundles[i]);
     for (int i = 0; i < ASSAY_MOST_MICROBATCHES; i++) {
-        free(c->run.yarn_freqs[i]);
         bs_microbatch_free(&c->b[i], &c->run);
         bs_microbatch_free(&c->d[i], &c->run);
     }
@@ -62,6 +50,9 @@ static assay_status call_open(assay_context *ctx, const assay_function_config *c
     c->stack = (stack_run){.config = &c->config.stack, .in = &no_source, .out = &no_sink};
     c->made = (bs_intermediates){.in = &no_source, .out = &no_sink, .prefix = ""};
     bs_run_of(&c->run, &c->stack);
+    c->parts = 1;
+    for (int i = 0; i < c->tensors.count; i++)
+        if (strchr(c->tensors.items[i].axes, 'j') != NULL) c->parts = c->run.factor;
     return assay_remat_open(ctx, &c->stack.store, &config->stack.policy, config->stack.layers);
 }
 
@@ -72,48 +63,48 @@ static bool is_weight(const assay_function_tensor *t)
     return t->weight >= 0 && t->bundle < 0;
 }
 
-static bs_slot *slot_of(bs_call *c, const assay_function_tensor *t)
-{
-    return t->result ? &c->out[t->place] : &c->in[t->place];
-}
-
-/* Where its numbers are. */
-static double **values_of(bs_call *c, const assay_function_tensor *t)
-{
-    if (t->bundle >= 0) return &c->bundles[t->bundle].values[t->weight];
-    if (t->weight >= 0) return t->result ? &c->g.values[t->weight] : &c->w.values[t->weight];
-    return &slot_of(c, t)->values;
-}
-
-static int64_t microbatches_of(const assay_function_tensor *t)
+/* The microbatches that it has an axis for; without one it is the last one's of a list. */
+static int64_t parts_of(const assay_function_tensor *t)
 {
     return t->weight < 0 && strpbrk(t->axes, "jo") != NULL ? t->shape.dims[1] : 1;
 }
 
-static assay_status tensor_alloc(assay_context *ctx, bs_call *c, const assay_function_tensor *t)
+static bs_microbatch *microbatch_of(bs_call *c, const assay_function_tensor *t, int64_t m)
 {
-    const int64_t count = assay_shape_count(&t->shape);
-    if (is_weight(t)) {
-        const int64_t each = bs_weight_count(&c->run, t->weight, true);
-        return bs_alloc_shards(ctx, &c->run, t->path, each, 1, values_of(c, t));
-    }
-    if (t->weight < 0) slot_of(c, t)->count = count / microbatches_of(t);
-    return t->integers ? assay_alloc_i32(ctx, t->path, count, &slot_of(c, t)->indices)
-                       : assay_alloc_f64(ctx, t->path, count, values_of(c, t));
+    return &(t->gradient ? c->d : c->b)[strpbrk(t->axes, "jo") != NULL ? m : c->parts - 1];
 }
 
-/* Between [M,f,...] and [f,M,...]; of other tensors a copy. */
-static void turn(const bs_call *c, const assay_function_tensor *t, double *to, const double *from, bool to_list)
+static int32_t **indices_of(bs_call *c, const assay_function_tensor *t)
 {
-    const int64_t parts = microbatches_of(t), shards = parts > 1 ? c->run.sizes.shards : 1;
-    const int64_t rows = to_list ? shards : parts, columns = to_list ? parts : shards;
-    const int64_t width = assay_shape_count(&t->shape) / (shards * parts);
-    for (int64_t row = 0; row < rows; row++) {
-        for (int64_t column = 0; column < columns; column++) {
-            memcpy(to + (column * rows + row) * width, from + (row * columns + column) * width,
-                   (size_t)width * sizeof *to);
-        }
+    return &microbatch_of(c, t, 0)->indices[t->tensor];
+}
+
+/* Where the numbers of microbatch m are. */
+static double **values_of(bs_call *c, const assay_function_tensor *t, int64_t m)
+{
+    if (t->bundle >= 0) return &c->bundles[t->bundle].values[t->weight];
+    if (t->weight >= 0) return t->result ? &c->g.values[t->weight] : &c->w.values[t->weight];
+    return &microbatch_of(c, t, m)->values[t->tensor];
+}
+
+static assay_status tensor_alloc(assay_context *ctx, bs_call *c, const assay_function_tensor *t)
+{
+    const int64_t count = assay_shape_count(&t->shape) / parts_of(t);
+    if (is_weight(t)) {
+        const int64_t each = bs_weight_count(&c->run, t->weight, true);
+        return bs_alloc_shards(ctx, &c->run, t->path, each, 1, values_of(c, t, 0));
     }
+    if (t->integers) return assay_alloc_i32(ctx, t->path, count, indices_of(c, t));
+    for (int64_t m = 0; m < parts_of(t); m++) MUST(assay_alloc_f64(ctx, t->path, count, values_of(c, t, m)));
+    return ASSAY_OK;
+}
+
+/* Numbers that lie together: [M,f,...] outside, of each microbatch [M,...]. */
+static double *piece_of(bs_call *c, const assay_function_tensor *t, int64_t number, int64_t *width)
+{
+    const int64_t parts = parts_of(t), shards = parts > 1 ? c->run.sizes.shards : 1;
+    *width = assay_shape_count(&t->shape) / (shards * parts);
+    return number == shards * parts ? NULL : *values_of(c, t, number % parts) + number / parts * *width;
 }
 
 /* A weight as every shard of its experts has it. */
@@ -126,9 +117,11 @@ static void spread_weight(bs_call *c, const assay_function_tensor *t, const doub
     }
 }
 
-static assay_status check_pairs(assay_context *ctx, const char *path, const double *angles, int64_t count)
+/* Of a pair's two equal angles one. */
+static assay_status halve(assay_context *ctx, const char *path, const double *angles, int64_t count, double *half)
 {
     for (int64_t i = 0; i < count; i += 2) {
+        half[i / 2] = angles[i];
         if (angles[i] == angles[i + 1]) continue;
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "%s[%" PRId64 "] is %g and the next one %g, expected the two of a pair to be equal", path, i,
@@ -153,19 +146,27 @@ static assay_status read_tensor(assay_context *ctx, bs_call *c, const assay_func
 {
     const int64_t count = assay_shape_count(&t->shape);
     OWNED double *whole = NULL;
+    int64_t width;
+    double *to;
     MUST(tensor_alloc(ctx, c, t));
     if (t->integers) {
-        MUST(in->read_i32(ctx, in->self, path, 0, count, slot_of(c, t)->indices));
-        return t->holds == ASSAY_HOLDS_OWN_COUNTS ? check_groups(ctx, c, t, slot_of(c, t)->indices) : ASSAY_OK;
+        int32_t *indices = *indices_of(c, t);
+        MUST(in->read_i32(ctx, in->self, path, 0, count, indices));
+        return t->holds == ASSAY_HOLDS_OWN_COUNTS ? check_groups(ctx, c, t, indices) : ASSAY_OK;
     }
-    MUST(assay_alloc_f64(ctx, path, count, &whole));
-    MUST(in->read(ctx, in->self, path, 0, count, whole));
-    if (t->holds == ASSAY_HOLDS_RESIDUAL) assay_round(ctx, ASSAY_ROUND_STORAGE, count, whole);
-    if (t->holds == ASSAY_HOLDS_ANGLES) MUST(check_pairs(ctx, path, whole, count));
     if (is_weight(t)) {
+        MUST(assay_alloc_f64(ctx, path, count, &whole));
+        MUST(in->read(ctx, in->self, path, 0, count, whole));
         spread_weight(c, t, whole);
-    } else {
-        turn(c, t, *values_of(c, t), whole, true);
+        return ASSAY_OK;
+    }
+    for (int64_t i = 0; (to = piece_of(c, t, i, &width)) != NULL; i++) {
+        MUST(in->read(ctx, in->self, path, i * width, width, to));
+        if (t->holds == ASSAY_HOLDS_RESIDUAL) assay_round(ctx, ASSAY_ROUND_STORAGE, width, to);
+    }
+    for (int64_t m = 0; t->holds == ASSAY_HOLDS_ANGLES && m < parts_of(t); m++) {
+        double *angles = *values_of(c, t, m);
+        MUST(halve(ctx, path, angles, count / parts_of(t), angles));
     }
     return ASSAY_OK;
 }
@@ -181,64 +182,59 @@ static assay_status read_all(assay_context *ctx, bs_call *c, const assay_source 
     return ASSAY_OK;
 }
 
+/* What the layer has is made by who computes it. */
 static assay_status evaluate(assay_context *ctx, bs_call *c)
 {
-    for (int i = 0; i < c->tensors.count; i++)
-        if (c->tensors.items[i].result) MUST(tensor_alloc(ctx, c, &c->tensors.items[i]));
+    for (int i = 0; i < c->tensors.count; i++) {
+        const assay_function_tensor *t = &c->tensors.items[i];
+        if (t->result && (t->weight >= 0 || t->tensor >= MB_OTHER_IN)) MUST(tensor_alloc(ctx, c, t));
+    }
     return bs_call_function(ctx, c);
 }
 
 static assay_status write_tensor(assay_context *ctx, bs_call *c, const assay_function_tensor *t, const char *path,
                                  const assay_sink *out)
 {
-    const int64_t count = assay_shape_count(&t->shape);
-    OWNED double *whole = NULL;
+    int64_t width;
+    const double *from;
     if (!assay_wants(out, path)) return ASSAY_OK;
-    if (t->integers) return out->write_i32(ctx, out->self, path, count, slot_of(c, t)->indices);
-    if (microbatches_of(t) == 1) return out->write(ctx, out->self, path, count, *values_of(c, t));
-    MUST(assay_alloc_f64(ctx, path, count, &whole));
-    turn(c, t, whole, *values_of(c, t), false);
-    return out->write(ctx, out->self, path, count, whole);
+    if (t->integers) return out->write_i32(ctx, out->self, path, assay_shape_count(&t->shape), *indices_of(c, t));
+    for (int64_t i = 0; (from = piece_of(c, t, i, &width)) != NULL; i++)
+        MUST(out->write(ctx, out->self, path, width, from));
+    return ASSAY_OK;
 }
 
 /* --- the gradient of a forward function --- */
-
-/* What is the same tensor in the call of the forward function, or of its _bwd. */
-static const assay_function_tensor *counterpart(const bs_call *c, const assay_function_tensor *t)
-{
-    for (int i = 0; i < c->tensors.count; i++) {
-        const assay_function_tensor *other = &c->tensors.items[i];
-        if (!other->gradient && strcmp(t->of, other->of) == 0) return other;
-    }
-    return NULL;
-}
-
-/* A copy of what the forward call has: an argument, a weight, or what it left. */
-static assay_status take(assay_context *ctx, bs_call *c, bs_call *forward, const assay_function_tensor *t)
-{
-    const assay_function_tensor *from = counterpart(forward, t);
-    const int64_t count =
-        is_weight(t) ? c->run.sizes.shards * bs_weight_count(&c->run, t->weight, true) : assay_shape_count(&t->shape);
-    MUST(tensor_alloc(ctx, c, t));
-    if (t->integers) {
-        memcpy(slot_of(c, t)->indices, slot_of(forward, from)->indices, (size_t)count * sizeof(int32_t));
-    } else {
-        memcpy(*values_of(c, t), *values_of(forward, from), (size_t)count * sizeof(double));
-    }
-    if (t->holds == ASSAY_HOLDS_RESIDUAL) assay_round(ctx, ASSAY_ROUND_STORAGE, count, *values_of(c, t));
-    return ASSAY_OK;
-}
 
 /* cotangents/Y as Y_grad; zero where the source has none. */
 static assay_status read_cotangent(assay_context *ctx, bs_call *c, const assay_function_tensor *t,
                                    const assay_source *in)
 {
     char path[ASSAY_PATH_SIZE];
+    int64_t width;
+    double *to;
     snprintf(path, sizeof path, "cotangents/%.140s", strchr(t->of, '/') + 1);
     if (in->has(in->self, path)) return read_tensor(ctx, c, t, path, in);
-    const assay_status status = tensor_alloc(ctx, c, t);
-    if (status == ASSAY_OK) memset(*values_of(c, t), 0, (size_t)assay_shape_count(&t->shape) * sizeof(double));
-    return status;
+    MUST(tensor_alloc(ctx, c, t));
+    for (int64_t i = 0; (to = piece_of(c, t, i, &width)) != NULL; i++) memset(to, 0, (size_t)width * sizeof *to);
+    return ASSAY_OK;
+}
+
+/* Another function on what the last one was given, or left. */
+static void go_on(bs_call *c, const assay_batch_split_function *f)
+{
+    bool given[MB_TENSORS] = {false};
+    c->config.function = f;
+    assay_function_tensors_of(&c->config, &c->tensors);
+    for (int i = 0; i < c->tensors.count; i++) {
+        const assay_function_tensor *t = &c->tensors.items[i];
+        given[t->tensor] |= !t->result && !t->gradient;
+    }
+    for (int64_t m = 0; m < c->parts; m++) {
+        for (int tensor = 0; tensor < MB_TENSORS; tensor++)
+            if (!given[tensor]) bs_drop(&c->b[m], (bs_tensor)tensor);
+        assay_routing_free(&c->b[m].routing);
+    }
 }
 
 /* The whole weight's gradient: the sum of what its shards have, each of which may be stored. */
@@ -285,30 +281,30 @@ static bool wants_gradient(const bs_call *c, const assay_sink *out)
     return wanted;
 }
 
-static assay_status run_gradient(assay_context *ctx, bs_call *forward, const assay_source *in, const assay_sink *out)
+static assay_status run_gradient(assay_context *ctx, bs_call *c, const assay_source *in, const assay_sink *out)
 {
-    assay_status status = ASSAY_OK;
-    const assay_batch_split_function *bwd = assay_function_backward(forward->config.function);
-    bs_call *c = NULL;
+    const assay_batch_split_function *bwd = assay_function_backward(c->config.function);
     if (bwd == NULL) return ASSAY_OK;
-    TRY(call_open(ctx, &forward->config, bwd, &c));
-    if (!wants_gradient(c, out)) goto cleanup;
-    c->made = (bs_intermediates){.in = in, .out = out, .prefix = "", .after_forward = true};
+    go_on(c, bwd);
+    if (!wants_gradient(c, out)) return ASSAY_OK;
+    c->made.after_forward = true;
     for (int i = 0; i < c->tensors.count; i++) {
         const assay_function_tensor *t = &c->tensors.items[i];
-        if (!t->result) TRY(t->gradient ? read_cotangent(ctx, c, t, in) : take(ctx, c, forward, t));
+        double *kept;
+        int64_t width;
+        if (!t->result && t->gradient) MUST(read_cotangent(ctx, c, t, in));
+        for (int64_t k = 0; t->holds == ASSAY_HOLDS_RESIDUAL && (kept = piece_of(c, t, k, &width)) != NULL; k++)
+            assay_round(ctx, ASSAY_ROUND_STORAGE, width, kept);
     }
-    TRY(evaluate(ctx, c));
+    MUST(evaluate(ctx, c));
     for (int i = 0; i < c->tensors.count; i++) {
         const assay_function_tensor *t = &c->tensors.items[i];
         char path[ASSAY_PATH_SIZE];
         gradient_path(t, path);
         if (!t->result) continue;
-        TRY(is_weight(t) ? write_weight_gradient(ctx, c, t, path, out) : write_tensor(ctx, c, t, path, out));
+        MUST(is_weight(t) ? write_weight_gradient(ctx, c, t, path, out) : write_tensor(ctx, c, t, path, out));
     }
-cleanup:
-    call_close(c);
-    return status;
+    return ASSAY_OK;
 }
 
 /* --- the contract --- */
@@ -337,17 +333,17 @@ static assay_status derive_residual(assay_context *ctx, const assay_function_con
                                     const assay_function_tensor *tensor, const assay_source *in, double *values)
 {
     assay_status status;
-    bs_call *c = NULL, *given = NULL;
-    TRY(call_open(ctx, config, config->function, &given));
-    TRY(call_open(ctx, config, assay_function_forward(config->function), &c));
-    TRY(read_all(ctx, given, in, false));
-    for (int i = 0; i < c->tensors.count; i++)
-        if (!c->tensors.items[i].result) TRY(take(ctx, c, given, &c->tensors.items[i]));
+    bs_call *c = NULL;
+    int64_t width;
+    const double *from;
+    TRY(call_open(ctx, config, config->function, &c));
+    TRY(read_all(ctx, c, in, false));
+    go_on(c, assay_function_forward(config->function));
     TRY(evaluate(ctx, c));
-    turn(c, tensor, values, *values_of(c, counterpart(c, tensor)), false);
+    for (int64_t i = 0; (from = piece_of(c, tensor, i, &width)) != NULL; i++)
+        memcpy(values + i * width, from, (size_t)width * sizeof *values);
 cleanup:
     call_close(c);
-    call_close(given);
     return status;
 }
 

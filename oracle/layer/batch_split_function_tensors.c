@@ -4,14 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-bs_run bs_function_run_of(const assay_function_config *config, stack_run *stack)
-{
-    bs_run run;
-    *stack = (stack_run){.config = &config->stack};
-    bs_run_of(&run, stack);
-    return run;
-}
-
 /* Room for another one. */
 static assay_function_tensor *add(assay_function_tensors *list, const char *folder, const char *group, const char *name)
 {
@@ -43,8 +35,9 @@ static const bs_tensor_form *form_of(const bs_tensor_form *forms, const char *na
     return NULL;
 }
 
-static assay_function_tensor *add_form(const bs_run *run, const char *folder, const bs_tensor_form *form, int place,
-                                       assay_function_tensors *list)
+/* `other`: of those that no layer has its place is counted from there. */
+static assay_function_tensor *add_form(const bs_run *run, const char *folder, const bs_tensor_form *form,
+                                       bs_tensor other, int64_t place, assay_function_tensors *list)
 {
     if (strchr(form->axes, 'o') != NULL && run->factor == 1) return NULL; /* there is no microbatch but the last */
     assay_function_tensor *tensor = add(list, folder, "", form->name);
@@ -53,8 +46,7 @@ static assay_function_tensor *add_form(const bs_run *run, const char *folder, co
     for (int k = 0; k < tensor->shape.rank; k++) tensor->shape.dims[k] = bs_axis_size(run, form->axes[k]);
     tensor->holds = form->holds;
     tensor->integers = is_integer(form->holds);
-    tensor->place = place;
-    tensor->tensor = form->tensor;
+    tensor->tensor = form->tensor != MB_NONE ? form->tensor : (bs_tensor)(other + place);
     return tensor;
 }
 
@@ -65,7 +57,8 @@ static void add_arguments(const assay_function_config *config, const bs_run *run
     const bool results = forms == config->function->out;
     for (int i = 0; i < BS_MOST_ARGUMENTS && forms[i].name != NULL; i++) {
         char gradient[ASSAY_PATH_SIZE];
-        assay_function_tensor *tensor = add_form(run, results ? "outputs" : "inputs", &forms[i], i, list);
+        assay_function_tensor *tensor =
+            add_form(run, results ? "outputs" : "inputs", &forms[i], results ? MB_OTHER_OUT : MB_OTHER_IN, i, list);
         snprintf(gradient, sizeof gradient, "%.100s_grad", forms[i].name);
         if (tensor == NULL || bwd == NULL) continue;
         tensor->differentiated = results ? form_of(bwd->in, gradient) != NULL : has_gradient(&forms[i]);
@@ -88,7 +81,9 @@ static void add_given(const assay_function_config *config, const bs_run *run, co
             form.axes = behind->axes;
             form.holds = argument != NULL ? argument->holds : gradient ? ASSAY_HOLDS_NUMBERS : ASSAY_HOLDS_RESIDUAL;
         }
-        assay_function_tensor *tensor = add_form(run, "inputs", &form, i, list);
+        assay_function_tensor *tensor = argument != NULL
+                                            ? add_form(run, "inputs", &form, MB_OTHER_IN, argument - forward->in, list)
+                                            : add_form(run, "inputs", &form, MB_OTHER_OUT, behind - forward->out, list);
         if (tensor == NULL) continue;
         snprintf(tensor->of, sizeof tensor->of, "%s/%.140s", argument != NULL ? "inputs" : "outputs", name);
         tensor->gradient = gradient;
@@ -98,13 +93,12 @@ static void add_given(const assay_function_config *config, const bs_run *run, co
 /* X_grad of each argument X that has one. */
 static void add_gradients(const bs_run *run, const assay_batch_split_function *forward, assay_function_tensors *list)
 {
-    int place = 0;
     for (int i = 0; i < BS_MOST_ARGUMENTS && forward->in[i].name != NULL; i++) {
         char name[ASSAY_PATH_SIZE];
         const bs_tensor_form form = {.name = name, .axes = forward->in[i].axes, .tensor = forward->in[i].tensor};
         if (!has_gradient(&forward->in[i])) continue;
         snprintf(name, sizeof name, "%.100s_grad", forward->in[i].name);
-        assay_function_tensor *tensor = add_form(run, "outputs", &form, place++, list);
+        assay_function_tensor *tensor = add_form(run, "outputs", &form, MB_OTHER_IN, i, list);
         snprintf(tensor->of, sizeof tensor->of, "inputs/%.100s", forward->in[i].name);
         tensor->gradient = true;
     }
@@ -214,10 +208,11 @@ static int bundle_count(const assay_batch_split_function *f)
 
 void assay_function_tensors_of(const assay_function_config *config, assay_function_tensors *tensors)
 {
-    stack_run stack;
-    const bs_run run = bs_function_run_of(config, &stack);
+    const stack_run stack = {.config = &config->stack};
+    bs_run run;
     const assay_batch_split_function *f = config->function, *forward = assay_function_forward(f);
     const int bundles = bundle_count(f);
+    bs_run_of(&run, &stack);
     tensors->count = 0;
     if (forward == NULL) add_arguments(config, &run, f->in, tensors);
     if (forward != NULL) add_given(config, &run, forward, tensors);
@@ -232,14 +227,15 @@ void assay_function_tensors_of(const assay_function_config *config, assay_functi
 static void add_intermediates(const bs_run *run, const assay_batch_split_function *f, assay_function_tensors *made)
 {
     for (int i = 0; f != NULL && i < BS_MOST_INTERMEDIATES && f->made[i].name != NULL; i++)
-        add_form(run, "checkpoints", &f->made[i], i, made);
+        add_form(run, "checkpoints", &f->made[i], MB_NONE, 0, made);
 }
 
 void assay_function_intermediates_of(const assay_function_config *config, assay_function_tensors *made)
 {
-    stack_run stack;
-    const bs_run run = bs_function_run_of(config, &stack);
+    const stack_run stack = {.config = &config->stack};
+    bs_run run;
     const assay_batch_split_function *f = config->function, *forward = assay_function_forward(f);
+    bs_run_of(&run, &stack);
     made->count = 0;
     if (config->recipe.recipe == NULL) return;
     add_intermediates(&run, bs_row_of(f), made);

@@ -6,27 +6,27 @@
 #include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_function_internal.h"
 
-static int64_t row_width(const bs_call *c)
+/* The batch is the last one's, as all that is of no microbatch; these are each one's own. */
+static assay_status move_batch(bs_call *c, bs_tensor batch, bs_tensor microbatch, bool to_batch)
 {
-    return c->run.mla.sequence * c->run.mla.emb_dim;
+    const int64_t width = c->run.mla.sequence * c->run.mla.emb_dim;
+    double *parts[ASSAY_MOST_MICROBATCHES];
+    for (int64_t i = 0; i < c->run.factor; i++) parts[i] = c->b[i].values[microbatch];
+    if (to_batch) bs_merge(c->b[c->parts - 1].values[batch], (const double *const *)parts, &c->run, width);
+    if (!to_batch) bs_split(parts, c->b[c->parts - 1].values[batch], &c->run, width);
+    return ASSAY_OK;
 }
 
 assay_status bs_call_split(assay_context *ctx, bs_call *c)
 {
     (void)ctx;
-    double *parts[ASSAY_MOST_MICROBATCHES];
-    for (int64_t i = 0; i < c->run.factor; i++) parts[i] = bs_part(&c->out[0], i);
-    bs_split(parts, c->in[0].values, &c->run, row_width(c));
-    return ASSAY_OK;
+    return move_batch(c, MB_OTHER_IN, MB_OTHER_OUT, false);
 }
 
 assay_status bs_call_merge(assay_context *ctx, bs_call *c)
 {
     (void)ctx;
-    const double *parts[ASSAY_MOST_MICROBATCHES];
-    for (int64_t i = 0; i < c->run.factor; i++) parts[i] = bs_part(&c->in[0], i);
-    bs_merge(c->out[0].values, parts, &c->run, row_width(c));
-    return ASSAY_OK;
+    return move_batch(c, MB_OTHER_OUT, MB_OTHER_IN, true);
 }
 
 /* All weights, which lie alike in both. */
@@ -50,10 +50,10 @@ assay_status bs_call_fetch_weights(assay_context *ctx, bs_call *c)
 
 static assay_status layer_of(assay_context *ctx, const bs_call *c, int64_t *layer)
 {
-    *layer = c->in[0].indices[0];
+    *layer = c->b->indices[MB_OTHER_IN][0];
     if (*layer >= 0 && *layer < c->config.layers) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs/layer_idx is %d, expected 0 to %d (base_num_decoder_layers)",
-                      c->in[0].indices[0], (int)c->config.layers - 1);
+                      c->b->indices[MB_OTHER_IN][0], (int)c->config.layers - 1);
 }
 
 /* A layer's weight, of those that are stacked along an axis: [blocks,layers,rest]. */

@@ -71,11 +71,12 @@ bool bs_wants(const bs_run *run, int64_t layer, const char *folder, const char *
 /* Graphs of what is computed within a shard (batch_split_steps.h). */
 typedef enum bs_steps_kind {
     BS_STEPS_NONE,
-    BS_STEPS_NORM,     /* mla_out -> x_norm */
-    BS_STEPS_SHARED,   /* x_norm -> shared_out */
-    BS_STEPS_ROUTED,   /* rows, row_weights -> gate, up, routed_out; rows beyond a shard's own give 0 */
-    BS_STEPS_RMS_NORM, /* mla_out -> x_norm, of the other norm, as a function by itself gives it */
-    BS_STEPS_GMM,      /* rows -> gate, likewise */
+    BS_STEPS_ATTENTION, /* layer_inputs, angles -> mla_out, attn_out, lse: a layer up to its second norm */
+    BS_STEPS_NORM,      /* mla_out -> x_norm */
+    BS_STEPS_SHARED,    /* x_norm -> shared_out */
+    BS_STEPS_ROUTED,    /* rows, row_weights -> gate, up, routed_out; rows beyond a shard's own give 0 */
+    BS_STEPS_RMS_NORM,  /* mla_out -> x_norm, of the other norm, as a function by itself gives it */
+    BS_STEPS_GMM,       /* rows -> gate, likewise */
     BS_STEPS_KINDS
 } bs_steps_kind;
 
@@ -84,16 +85,14 @@ typedef struct bs_microbatch {
     double *values[MB_TENSORS];
     int32_t *indices[MB_TENSORS];
     bool lent[MB_TENSORS];           /* its owner's */
-    const double *angles;            /* [M,b,S,Dr/2] */
     assay_routing routing;           /* of all shards' tokens */
     bool choice_is_input;            /* MB_GIVEN is the case's own */
     int64_t number;                  /* of the layer's microbatches this one's */
-    graph_run *attention;            /* [M]: of mla_with_norms_remat */
     graph_run *runs[BS_STEPS_KINDS]; /* [M]: of bs_steps_remat */
 } bs_microbatch;
 void bs_microbatch_free(bs_microbatch *b, const bs_run *run);
 /* The size of an axis, by its letter: m shards, j microbatches, o those but the last, d rows of a shard's batch, a of its
- * microbatch, S, T, G, r = R copies, y of them that are kept, e = E/P; the others as everywhere (harness/operations/op_support.c). */
+ * microbatch, h half of R, S, T, G, r = R copies, y of them that are kept, e = E/P; the others as everywhere (harness/operations/op_support.c). */
 int64_t bs_axis_size(const bs_run *run, char axis);
 int64_t bs_count(const bs_run *run, bs_tensor tensor); /* numbers on all shards */
 /* Room for it, unless it is there. */
@@ -106,8 +105,6 @@ void bs_move(bs_microbatch *to, bs_microbatch *from, bs_tensor tensor);
 assay_status bs_copy(assay_context *ctx, const bs_run *run, bs_microbatch *to, bs_tensor tensor,
                      const bs_microbatch *from, bs_tensor of);
 
-/* [M], all closed. */
-assay_status bs_make_runs(assay_context *ctx, const bs_run *run, graph_run **runs);
 /* Writes FOLDER/layers/i/NAME of the whole batch, where it is wanted. */
 assay_status bs_write_tensor(assay_context *ctx, const bs_run *run, int64_t layer, const char *folder, const char *name,
                              const bs_microbatch *b, bs_tensor tensor);
@@ -115,6 +112,7 @@ assay_status bs_write_tensor(assay_context *ctx, const bs_run *run, int64_t laye
 /* The weights of a layer, and in backward the gradients of them, as each shard has them; NULL ones are skipped. */
 typedef struct bs_layer {
     const bs_run *run;
+    int64_t layer;
     const bs_weights *w, *g;
     const struct bs_steps *steps;            /* [BS_STEPS_KINDS] */
     const assay_quant_recipe_config *recipe; /* NULL: none */
@@ -142,7 +140,7 @@ assay_status bs_show_run(assay_context *ctx, graph_run *r, const bs_layer *at, c
 typedef assay_status bs_function(assay_context *ctx, const bs_layer *at, bs_microbatch *b);
 typedef assay_status bs_function_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d);
 
-/* batch_split_schedule: from layer_inputs of each microbatch to the outputs of all but the last, of which there are moe_inputs,
+/* batch_split_schedule: from layer_inputs of each microbatch, or without these from mla_out, to the outputs of all but the last, of which there are moe_inputs,
  * routed_out, shared_out and rolled ids: its unroute comes in the next layer. What backward needs is there besides. */
 assay_status bs_batch_split_schedule(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b,
                                      const bs_weights *w);

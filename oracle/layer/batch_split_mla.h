@@ -7,16 +7,6 @@
 
 #include "oracle/layer/batch_split_internal.h"
 
-/* A layer of experts, of one shard's microbatch: its half is what makes LAYER_H. Its weights are the first ones of bs_weights. */
-void bs_attention_graph(graph *g, const bs_run *run, const assay_quant_recipe_config *recipe);
-int bs_normalised_input(const graph *g); /* of attention */
-/* The half of one shard, with angles [M,b,S,Dr/2] and weights. */
-assay_status bs_open_attention(assay_context *ctx, graph_run *r, const graph *g, const bs_run *run,
-                               const double *angles, const bs_weights *w, int64_t shard);
-/* Where its gradients of weights go; and those that are summed over all shards, after the last one. */
-void bs_want_attention_gradients(graph_run *r, const bs_run *run, const bs_weights *g, int64_t shard);
-void bs_sum_attention_gradients(const assay_context *ctx, const bs_run *run, const bs_weights *g);
-
 /* layer_inputs, angles -> mla_out = x + mla(rms_norm(x)), attn_out, lse; _remat: attention, with query_proj, key_proj, value_proj and
  * what they are made of, which _bwd uses up; counts the operations. */
 bs_function bs_mla_with_norms, bs_mla_with_norms_remat;

@@ -141,19 +141,11 @@ static bool shows_gating(const bs_run *run, int64_t layer)
            bs_wants(run, layer, "checkpoints", gatings[1].name, path);
 }
 
-assay_status bs_moe(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b, bool keeps, const bs_weights *w)
+assay_status bs_moe(assay_context *ctx, bs_run *run, const bs_layer *given, bs_microbatch *b)
 {
-    const int64_t last = run->factor - 1;
-    OWNED_BY(bs_shown_close) bs_shown shown = {0};
-    bs_steps steps[BS_STEPS_KINDS];
-    const bs_layer at = {.run = run,
-                         .w = w,
-                         .steps = steps,
-                         .recipe = bs_recipe_of(run),
-                         .made = bs_shown_open(&shown, run, layer, false),
-                         .keeps = keeps,
-                         .shows = shows_gating(run, layer)};
-    bs_steps_open(steps, ctx, run, at.recipe, false);
+    bs_layer at = *given;
+    const int64_t last = run->factor - 1, layer = at.layer;
+    at.shows = shows_gating(run, layer);
     MUST(read_given(ctx, run, layer, b));
     MUST(bs_staggered_call(ctx, run, (bs_stage){ASSAY_STAGE_ROUTE, layer, run->factor, false}, route, &at, b));
     MUST(write_routing(ctx, &at, layer, b));
@@ -177,31 +169,22 @@ static assay_status route_bwd(assay_context *ctx, const bs_layer *at, bs_microba
     return ASSAY_OK;
 }
 
-assay_status bs_moe_bwd(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b, bs_microbatch *d,
-                        const bs_weights *w, const bs_weights *g)
+assay_status bs_moe_bwd(assay_context *ctx, bs_run *run, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
-    OWNED_BY(bs_shown_close) bs_shown shown = {0};
-    bs_steps steps[BS_STEPS_KINDS];
-    const bs_layer at = {.run = run,
-                         .w = w,
-                         .g = g,
-                         .steps = steps,
-                         .recipe = bs_recipe_of(run),
-                         .made = bs_shown_open(&shown, run, layer, true)};
+    const int64_t layer = at->layer;
     bs_stage stage = {ASSAY_STAGE_ROUTE_REMAT, layer, run->factor, true};
-    bs_steps_open(steps, ctx, run, at.recipe, false);
     MUST(read_given(ctx, run, layer, b));
-    MUST(bs_staggered_call(ctx, run, stage, bs_shared_expert_and_route_remat, &at, b));
+    MUST(bs_staggered_call(ctx, run, stage, bs_shared_expert_and_route_remat, at, b));
     stage.name = ASSAY_STAGE_COMPUTE_REMAT;
-    MUST(bs_staggered_call(ctx, run, stage, bs_compute_remat, &at, b));
+    MUST(bs_staggered_call(ctx, run, stage, bs_compute_remat, at, b));
     stage.name = ASSAY_STAGE_UNROUTE_BWD;
     stage.count = run->factor - 1; /* the last one's is done */
-    MUST(bs_staggered_bwd(ctx, run, stage, bs_unroute_ubatch_bwd, &at, b, d, 0, 0));
+    MUST(bs_staggered_bwd(ctx, run, stage, bs_unroute_ubatch_bwd, at, b, d, 0, 0));
     stage.name = ASSAY_STAGE_COMPUTE_BWD;
     stage.count = run->factor;
-    MUST(bs_staggered_bwd(ctx, run, stage, bs_compute_bwd, &at, b, d, BS_ROUTED, BS_WEIGHTS));
+    MUST(bs_staggered_bwd(ctx, run, stage, bs_compute_bwd, at, b, d, BS_ROUTED, BS_WEIGHTS));
     stage.name = ASSAY_STAGE_ROUTE_BWD;
-    MUST(bs_staggered_bwd(ctx, run, stage, route_bwd, &at, b, d, BS_POST_NORM, BS_ROUTED));
+    MUST(bs_staggered_bwd(ctx, run, stage, route_bwd, at, b, d, BS_POST_NORM, BS_ROUTED));
     if (b->values[MB_GIVEN_WEIGHTS] != NULL)
         MUST(bs_write_tensor(ctx, run, layer, "gradients/inputs", "routing_weights", d, MB_CHOICE_WEIGHTS));
     return ASSAY_OK;

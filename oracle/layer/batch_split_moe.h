@@ -48,13 +48,12 @@ bs_function_bwd bs_unroute_ubatch_bwd;
 
 /* --- all microbatches (batch_split_moe.c) --- */
 
-/* moe, route_compute_unroute: from mla_out, as bs_batch_split_schedule; `keeps`: with mlpwi_0 and mlpwi_1. Writes the routing
+/* moe, route_compute_unroute: from mla_out, as bs_batch_split_schedule; where it keeps, with mlpwi_0 and mlpwi_1. Writes the routing
  * results and checkpoints that the sink wants, and reads the given choice. */
-assay_status bs_moe(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b, bool keeps, const bs_weights *w);
+assay_status bs_moe(assay_context *ctx, bs_run *run, const bs_layer *at, bs_microbatch *b);
 /* moe_bwd, route_compute_unroute_bwd: down to the gradients of mla_out. Of `g` (gathered) the MoE half's weights: microbatches
  * summed (sum_grads), as each shard has them, BS_POST_NORM and BS_GATE_BIAS summed over all shards. */
-assay_status bs_moe_bwd(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b, bs_microbatch *d,
-                        const bs_weights *w, const bs_weights *g);
+assay_status bs_moe_bwd(assay_context *ctx, bs_run *run, const bs_layer *at, bs_microbatch *b, bs_microbatch *d);
 
 /* Operations of products that backward repeats of one microbatch on all shards, rows beyond the capacity aside. */
 double bs_moe_remat_flops(const bs_run *run);

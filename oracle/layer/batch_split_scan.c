@@ -4,9 +4,9 @@
 #include <string.h>
 
 #include "oracle/base/memory.h"
-#include "oracle/layer/batch_split_mla.h"
 #include "oracle/layer/batch_split_moe.h"
 #include "oracle/layer/batch_split_scan.h"
+#include "oracle/layer/batch_split_steps.h"
 #include "oracle/layer/batch_split_weights.h"
 #include "oracle/layer/schedule_groups.h"
 

@@ -7,6 +7,7 @@
 #include "oracle/layer/batch_split_mla.h"
 #include "oracle/layer/batch_split_moe.h"
 #include "oracle/layer/batch_split_scan.h"
+#include "oracle/layer/batch_split_steps.h"
 
 static assay_status write_checkpoints(assay_context *ctx, const bs_run *run, int64_t layer, const bs_microbatch *b)
 {
@@ -16,36 +17,59 @@ static assay_status write_checkpoints(assay_context *ctx, const bs_run *run, int
     return bs_write_tensor(ctx, run, layer, "checkpoints", "mla_out", b, MB_MLA_OUT);
 }
 
-static void begin(const bs_run *run, bs_microbatch *b)
+typedef struct layer_room {
+    bs_shown shown;
+    bs_steps steps[BS_STEPS_KINDS];
+} layer_room;
+
+static void layer_close(layer_room *room)
 {
-    for (int64_t m = 0; m < run->factor; m++) b[m].angles = run->yarn_freqs[m];
-    for (int64_t m = 0; m < run->factor; m++) b[m].number = m;
+    bs_shown_close(&room->shown);
+}
+
+static bs_layer begin(const assay_context *ctx, layer_room *room, const bs_run *run, int64_t layer, bs_microbatch *b,
+                      bool backward)
+{
+    bs_steps_open(room->steps, ctx, run, bs_recipe_of(run), false);
+    for (int64_t m = 0; m < run->factor; m++) {
+        if (run->yarn_freqs[m] != NULL) bs_lend(&b[m], MB_ANGLES, run->yarn_freqs[m]);
+        b[m].number = m;
+    }
+    return (bs_layer){.run = run,
+                      .layer = layer,
+                      .steps = room->steps,
+                      .recipe = bs_recipe_of(run),
+                      .made = bs_shown_open(&room->shown, run, layer, backward),
+                      .keeps = run->stack->store != NULL};
 }
 
 assay_status bs_batch_split_schedule(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b,
                                      const bs_weights *w)
 {
-    OWNED_BY(bs_shown_close) bs_shown shown = {0};
-    const bs_layer at = {
-        .run = run, .w = w, .recipe = bs_recipe_of(run), .made = bs_shown_open(&shown, run, layer, false)};
+    OWNED_BY(layer_close) layer_room room = {0};
+    bs_layer at = begin(ctx, &room, run, layer, b, false);
     const bs_stage attention = {ASSAY_STAGE_MLA_WITH_NORMS, layer, run->factor, false};
-    begin(run, b);
-    MUST(bs_staggered_call(ctx, run, attention, bs_mla_with_norms, &at, b));
-    MUST(write_checkpoints(ctx, run, layer, b));
-    return bs_moe(ctx, run, layer, b, run->stack->store != NULL, w);
+    at.w = w;
+    if (b->values[MB_LAYER_INPUTS] != NULL) {
+        MUST(bs_staggered_call(ctx, run, attention, bs_mla_with_norms, &at, b));
+        MUST(write_checkpoints(ctx, run, layer, b));
+    }
+    return bs_moe(ctx, run, &at, b);
 }
 
 assay_status bs_batch_split_schedule_bwd(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b,
                                          bs_microbatch *d, const bs_weights *w, const bs_weights *g)
 {
-    OWNED_BY(bs_shown_close) bs_shown shown = {0};
-    const bs_layer at = {
-        .run = run, .w = w, .g = g, .recipe = bs_recipe_of(run), .made = bs_shown_open(&shown, run, layer, true)};
+    OWNED_BY(layer_close) layer_room room = {0};
+    bs_layer at = begin(ctx, &room, run, layer, b, true);
     const bs_stage again = {ASSAY_STAGE_MLA_WITH_NORMS_REMAT, layer, run->factor, true};
     const bs_stage attention = {ASSAY_STAGE_MLA_WITH_NORMS_BWD, layer, run->factor, true};
-    begin(run, b);
-    MUST(bs_staggered_call(ctx, run, again, bs_mla_with_norms_remat, &at, b));
-    MUST(bs_moe_bwd(ctx, run, layer, b, d, w, g));
+    const bool half = b->values[MB_LAYER_INPUTS] == NULL;
+    at.w = w;
+    at.g = g;
+    if (!half) MUST(bs_staggered_call(ctx, run, again, bs_mla_with_norms_remat, &at, b));
+    MUST(bs_moe_bwd(ctx, run, &at, b, d));
+    if (half) return ASSAY_OK;
     return bs_staggered_bwd(ctx, run, attention, bs_mla_with_norms_bwd, &at, b, d, BS_PRE_NORM, BS_POST_NORM);
 }
 

@@ -139,6 +139,7 @@ static const struct {
     const char *name, *axes;
     bool integers;
 } forms[MB_TENSORS] = {
+    [MB_ANGLES] = {"rotation angles", "aSh", false},
     [MB_LAYER_INPUTS] = {"layer_inputs", "aSD", false},
     [MB_MLA_INPUTS] = {"input of attention", "aSD", false},
     [MB_LOW_RANK] = {"low_rank_main", "aSl", false},
@@ -186,6 +187,7 @@ int64_t bs_axis_size(const bs_run *run, char axis)
                  {'o', run->factor - 1},
                  {'d', run->factor * s->rows},
                  {'a', s->rows},
+                 {'h', run->mla.rope.dim / 2},
                  {'T', s->tokens},
                  {'G', s->gathered},
                  {'r', s->copies},
@@ -269,17 +271,9 @@ static void free_runs(graph_run **runs, const bs_run *run)
     *runs = NULL;
 }
 
-assay_status bs_make_runs(assay_context *ctx, const bs_run *run, graph_run **runs)
-{
-    const assay_status status = assay_alloc(ctx, "runs of the shards", run->sizes.shards, sizeof **runs, runs);
-    for (int64_t shard = 0; status == ASSAY_OK && shard < run->sizes.shards; shard++) (*runs)[shard] = (graph_run){0};
-    return status;
-}
-
 void bs_microbatch_free(bs_microbatch *b, const bs_run *run)
 {
     for (int tensor = 0; tensor < MB_TENSORS; tensor++) bs_drop(b, (bs_tensor)tensor);
-    free_runs(&b->attention, run);
     for (int kind = 0; kind < BS_STEPS_KINDS; kind++) free_runs(&b->runs[kind], run);
     assay_routing_free(&b->routing);
     *b = (bs_microbatch){0};

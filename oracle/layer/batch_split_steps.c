@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
+#include "oracle/base/memory.h"
 #include "oracle/blocks/mlp.h"
 
 /* --- the graphs --- */
@@ -14,9 +15,7 @@ static int64_t axis_size(const void *run, char axis)
 
 static graph *begin(bs_steps *s, const bs_run *run, int first)
 {
-    s->first = first;
-    s->shown = 0;
-    memset(s->of, 0, sizeof s->of);
+    *s = (bs_steps){.first = first};
     graph_begin(&s->graph, run, axis_size);
     s->graph.adds_up = s->graph.unrounded = true;
     return &s->graph;
@@ -29,6 +28,33 @@ static int weight_of(bs_steps *s, const bs_run *run)
     assay_tensor_row row = bs_weight_row(run, weight);
     row.shape = bs_weight_shape(run, weight, true);
     return graph_weight(&s->graph, row);
+}
+
+/* A layer of experts, of one shard's microbatch, without the norm behind it. Its weights are the first ones of bs_weights. */
+void bs_attention_graph(graph *g, const bs_run *run, const assay_quant_recipe_config *recipe)
+{
+    assay_stack_config config = *run->stack->config;
+    config.mla = run->mla;
+    if (recipe != NULL) config.mla.recipe = *recipe;
+    assay_layer_graph(g, &config, config.dense_layers);
+    g->step_count--;
+    g->result = graph_find(g, LAYER_H);
+}
+
+static void attention_steps(bs_steps *s, const bs_run *run, const assay_quant_recipe_config *recipe)
+{
+    static const struct {
+        bs_tensor tensor;
+        const char *name;
+    } names[] = {{MB_ANGLES, "rotation angles"}, {MB_LAYER_INPUTS, "inputs/x"},  {MB_LOW_RANK, "mla_kv"},
+                 {MB_KEY_ROPE, "rotated_key"},   {MB_QUERY, "query_proj"},       {MB_KEY, "key_proj"},
+                 {MB_VALUE, "value_proj"},       {MB_ATTN_OUT, "attention_out"}, {MB_LSE, "lse"},
+                 {MB_OUT_PROJ, "out_proj"},      {MB_MLA_OUT, LAYER_H}};
+    graph *g = begin(s, run, BS_PRE_NORM);
+    bs_attention_graph(g, run, recipe);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) s->of[names[i].tensor] = graph_find(g, names[i].name);
+    s->of[MB_MLA_INPUTS] = g->steps[0].out[0];
+    for (int i = 0; i < 3; i++) s->needed[i] = s->of[MB_QUERY + i];
 }
 
 static void norm_steps(bs_steps *s, const bs_run *run, int scale, bs_tensor x, bs_tensor y, graph_keeping kept)
@@ -50,7 +76,7 @@ static void shared_steps(bs_steps *s, const bs_run *run, const assay_quant_recip
     begin(s, run, BS_SHARED);
     if (config.mlp.mlp_dim == 0) return;
     assay_mlp_graph(g, &config);
-    s->shown = graph_called(g, "shared_intermediate", graph_find(g, "mlp_intermediate"));
+    s->shown = s->needed[0] = graph_called(g, "shared_intermediate", graph_find(g, "mlp_intermediate"));
     for (int i = 0; i < g->gradient_count; i++) g->tensors[g->gradients[i]].gradient.name = gradients[i];
     s->of[MB_X_NORM] = graph_find(g, "inputs/x");
     s->of[MB_SHARED_OUT] = g->result;
@@ -117,6 +143,7 @@ static void routed_steps(bs_steps *s, const bs_run *run, const assay_quant_recip
 void bs_steps_open(bs_steps *steps, const assay_context *ctx, const bs_run *run,
                    const assay_quant_recipe_config *recipe, bool alone)
 {
+    attention_steps(&steps[BS_STEPS_ATTENTION], run, alone ? recipe : NULL);
     norm_steps(&steps[BS_STEPS_NORM], run, BS_POST_NORM, MB_MLA_OUT, MB_X_NORM, GRAPH_STORED);
     shared_steps(&steps[BS_STEPS_SHARED], run, recipe);
     routed_steps(&steps[BS_STEPS_ROUTED], run, recipe, assay_uses_second_form(ctx) && recipe->recipe == NULL);
@@ -160,6 +187,7 @@ static assay_status open_run(assay_context *ctx, graph_run *r, const bs_layer *a
         if (is_listed(made, (bs_tensor)t)) r->room[s->of[t]] = part;
         if (!is_listed(made, (bs_tensor)t)) graph_lend(r, s->of[t], part);
     }
+    r->hidden[s->of[MB_ATTN_OUT]] = r->hidden[s->of[MB_LSE]] = true; /* shown of all at once */
     return bs_show_run(ctx, r, at, b, shard);
 }
 
@@ -190,11 +218,14 @@ static const bs_tensor nothing[] = {MB_NONE};
 assay_status bs_steps_remat(assay_context *ctx, const bs_layer *at, bs_steps_kind kind, bs_microbatch *b)
 {
     const bs_steps *s = &at->steps[kind];
-    MUST(bs_make_runs(ctx, at->run, &b->runs[kind]));
-    for (int64_t shard = 0; shard < at->run->sizes.shards; shard++) {
+    const int64_t shards = at->run->sizes.shards;
+    MUST(assay_alloc(ctx, "runs of the shards", shards, sizeof *b->runs[kind], &b->runs[kind]));
+    memset(b->runs[kind], 0, (size_t)shards * sizeof *b->runs[kind]);
+    for (int64_t shard = 0; shard < shards; shard++) {
         graph_run *r = &b->runs[kind][shard];
         MUST(open_run(ctx, r, at, s, b, shard, nothing));
-        MUST(graph_require(ctx, r, s->shown));
+        for (int i = 0; i < 3; i++) MUST(graph_require(ctx, r, s->needed[i]));
+        graph_drop_within(r);
     }
     return ASSAY_OK;
 }

@@ -8,8 +8,12 @@ typedef struct bs_steps {
     graph graph;
     int first;          /* BS_... of its weights */
     int shown;          /* what it computes and then quantises, a checkpoint; 0: there is none */
+    int needed[3];      /* that backward begins with, made again; 0: no more */
     int of[MB_TENSORS]; /* its tensors; 0: it has no such */
 } bs_steps;
+
+/* recipe NULL: the configuration's. */
+void bs_attention_graph(graph *g, const bs_run *run, const assay_quant_recipe_config *recipe);
 
 /* [BS_STEPS_KINDS], by the recipe; alone: also those of functions by themselves. Of the routed experts the schedule weighs the rows that go into wo. A kernel that weighs those
  * that come out computes the same with other roundings, above all of a gradient that cancels in the product with wo: half of the
@@ -22,7 +26,7 @@ assay_status bs_steps_forward(assay_context *ctx, const bs_layer *at, bs_steps_k
                               const bs_tensor *made);
 assay_status bs_steps_forward_shard(assay_context *ctx, const bs_layer *at, bs_steps_kind kind, bs_microbatch *b,
                                     int64_t shard, const bs_tensor *made);
-/* What backward needs, up to `shown`: it is there until backward has used it up. */
+/* What backward needs: it is there until backward has used it up. */
 assay_status bs_steps_remat(assay_context *ctx, const bs_layer *at, bs_steps_kind kind, bs_microbatch *b);
 /* From the gradients that d has to those of `made`, and of the weights: norms' scales are summed over all shards. */
 assay_status bs_steps_backward(assay_context *ctx, const bs_layer *at, bs_steps_kind kind, bs_microbatch *b,

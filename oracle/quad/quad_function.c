@@ -6,7 +6,7 @@ static bool is_of_layer(const quad_call *c)
     bool of_layer = true;
     for (int i = 0; i < c->view->forward.count; i++) {
         const assay_function_tensor *tensor = &c->view->forward.items[i];
-        of_layer &= !tensor->result || tensor->tensor != MB_NONE;
+        of_layer &= !tensor->result || quad_is_of_layer(tensor);
     }
     return of_layer;
 }

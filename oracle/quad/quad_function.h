@@ -12,6 +12,11 @@ typedef struct quad_argument {
     const int32_t *indices;
 } quad_argument;
 
+static inline bool quad_is_of_layer(const assay_function_tensor *tensor)
+{
+    return tensor->tensor != MB_NONE && tensor->tensor < MB_OTHER_IN;
+}
+
 struct quad_call;
 /* Makes what is asked for, by quad_set or in `integers`; or refuses. */
 typedef void quad_maker(struct quad_call *c, bs_tensor tensor, int64_t i);

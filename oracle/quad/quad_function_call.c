@@ -171,7 +171,7 @@ void quad_take(quad_call *c)
         const assay_function_tensor *tensor = &c->view->forward.items[i];
         if (tensor->result || tensor->integers) continue;
         c->arguments[i].node = take_numbers(c, tensor);
-        if (tensor->tensor != MB_NONE) spread(c, tensor, c->arguments[i].node);
+        if (quad_is_of_layer(tensor)) spread(c, tensor, c->arguments[i].node);
     }
     for (int i = 0; i < c->view->own.count; i++) {
         const assay_function_tensor *own = &c->view->own.items[i];
@@ -188,12 +188,12 @@ static void give(quad_call *c, const assay_function_tensor *tensor, quad_argumen
 {
     const int64_t count = assay_shape_count(&tensor->shape);
     if (tensor->integers) {
-        if (tensor->tensor == MB_NONE) return;
+        if (!quad_is_of_layer(tensor)) return;
         const int32_t *made = quad_integers_at(c, tensor->tensor, c->parts - 1);
         int32_t *to = quad_put_indices(c->t, tensor->path, tensor->shape);
         if (made != NULL && to != NULL) memcpy(to, made, (size_t)count * sizeof *to);
     } else {
-        if (tensor->tensor != MB_NONE) a->node = collected(c, tensor);
+        if (quad_is_of_layer(tensor)) a->node = collected(c, tensor);
         quad_put(c->t, tensor->path, tensor->shape, a->node);
     }
 }
@@ -204,7 +204,7 @@ static void seed(quad_call *c, const assay_function_tensor *tensor, quad_argumen
     for (int k = 0; c->t->back && k < c->view->own.count; k++) {
         const assay_function_tensor *own = &c->view->own.items[k];
         if (own->result || !own->gradient || strcmp(own->of, tensor->path) != 0) continue;
-        if (tensor->tensor != MB_NONE) a->node = collected(c, tensor);
+        if (quad_is_of_layer(tensor)) a->node = collected(c, tensor);
         if (c->t->status == ASSAY_OK) quad_seed(c->t, a->node, own->path);
     }
 }
