@@ -388,20 +388,26 @@ assay_status graph_show(assay_context *ctx, graph_run *r, int tensor)
     return require(ctx, r, tensor, true);
 }
 
-/* What no later step of forward reads: of what this one reads, and makes. */
+static assay_status release(assay_context *ctx, graph_run *r, int t, int number)
+{
+    const graph_tensor *tensor = &r->graph->tensors[t];
+    const int last = tensor->last < 0 ? tensor->step : tensor->last;
+    if (t == 0 || last != number || r->lent[t] || r->value[t] == NULL || t == r->graph->result) return ASSAY_OK;
+    const bool named = tensor->role == GRAPH_CHECKPOINT || tensor->role == GRAPH_ASIDE,
+               goes = named && r->release == graph_let_go;
+    if (tensor->role == GRAPH_WITHIN || goes) drop_value(r, t);
+    return named && r->release != NULL && !goes ? r->release(ctx, r->self, t, &r->value[t]) : ASSAY_OK;
+}
+
+/* What no later step of forward reads: of what this one reads, and makes. What it makes aside stands behind its outputs. */
 static assay_status release_after(assay_context *ctx, graph_run *r, int number)
 {
-    const graph_step *step = &r->graph->steps[number];
-    for (int i = 0; i < GRAPH_IN + GRAPH_OUT; i++) {
-        const int t = i < GRAPH_IN ? step->in[i] : step->out[i - GRAPH_IN];
-        const graph_tensor *tensor = &r->graph->tensors[t];
-        const int last = tensor->last < 0 ? tensor->step : tensor->last;
-        if (t == 0 || last != number || r->lent[t] || r->value[t] == NULL || t == r->graph->result) continue;
-        const bool named = tensor->role == GRAPH_CHECKPOINT || tensor->role == GRAPH_ASIDE,
-                   goes = named && r->release == graph_let_go;
-        if (tensor->role == GRAPH_WITHIN || goes) drop_value(r, t);
-        if (named && r->release != NULL && !goes) MUST(r->release(ctx, r->self, t, &r->value[t]));
-    }
+    const graph *g = r->graph;
+    const graph_step *step = &g->steps[number];
+    for (int i = 0; i < GRAPH_IN; i++) MUST(release(ctx, r, step->in[i], number));
+    for (int i = 0; i < GRAPH_OUT; i++) MUST(release(ctx, r, step->out[i], number));
+    for (int t = step->out[0] + 1; t < g->tensor_count && g->tensors[t].role == GRAPH_ASIDE; t++)
+        MUST(release(ctx, r, t, number));
     return ASSAY_OK;
 }
 

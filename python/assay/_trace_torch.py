@@ -252,9 +252,9 @@ class Recorder(TorchDispatchMode):
         if operator == "_local_scalar_dense" and (id(args[0]) not in self.values or self.of(args[0]).whole):
             return out  # of indices: as the example has it
         if not known:
-            made = list(out) if isinstance(out, (list, tuple)) else [out]
-            self.alive += made
-            self.own |= {id(x) for x in made}
+            own = list(out) if isinstance(out, (list, tuple)) else [out]
+            self.alive += own
+            self.own |= {id(x) for x in own}
             return out  # a constant
         try:
             if any(id(x) in self.given for x in written):
