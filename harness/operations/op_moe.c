@@ -128,8 +128,7 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
         return assay_refuse_key(ctx, &c->config, ASSAY_KEY_AT_shared_experts,
                                 "0 with local_num_experts: a sum over ranks would have it several times");
     }
-    if (assay_is_sharded(&config->moe, &config->sharding))
-        MUST(assay_sharded_moe_check(ctx, &config->moe, &config->sharding));
+    MUST(assay_sharded_moe_check(ctx, &config->moe, &config->sharding));
     MUST(check_layout(ctx, &c->config, config));
     return assay_check_recipe_moe(ctx, &config->moe, c->config.w13_reorder_size);
 }
@@ -363,9 +362,7 @@ static assay_status run(assay_context *ctx, const assay_case *c, const void *of,
     layout laid_out;
     (void)c;
     if (config->w13_shards > 1) layout_open(&laid_out, config, &in, &out);
-    if (assay_is_sharded(&config->moe, &config->sharding))
-        return assay_sharded_moe_run(ctx, &config->moe, &config->sharding, in, out);
-    return assay_moe_run(ctx, &config->moe, in, out);
+    return assay_moe_run(ctx, &config->moe, &config->sharding, in, out);
 }
 
 static double flops(const void *of, bool backward)
@@ -377,8 +374,7 @@ static double flops(const void *of, bool backward)
 static int64_t memory(const void *of)
 {
     const quad_moe_config *config = of;
-    return assay_is_sharded(&config->moe, &config->sharding) ? assay_sharded_moe_memory(&config->moe, &config->sharding)
-                                                             : assay_moe_memory(&config->moe);
+    return assay_moe_memory(&config->moe, &config->sharding);
 }
 
 const assay_operation assay_op_moe = {.name = "moe",

@@ -317,34 +317,19 @@ static assay_status write_selecting(assay_context *ctx, const assay_work *w, con
     return assay_write_result(ctx, w->out, "routing/biased_scores", r->tokens * r->experts, selecting);
 }
 
-static assay_status run(assay_context *ctx, const assay_case *c, const void *of, const assay_source *in,
-                        const assay_sink *out)
+static assay_status forward(assay_context *ctx, const assay_work *w)
 {
-    const routing_config *config = of;
-    const assay_routing_config *routing = &config->routing;
-    OWNED_BY(assay_work_close) assay_work w = {.c = c, .config = config, .in = in, .out = out};
+    const routing_config *config = w->config;
     OWNED_BY(run_free)
     routing_run r = {.config = config,
-                     .tokens = routing->batch * routing->sequence,
-                     .experts = routing->num_experts,
+                     .tokens = config->routing.batch * config->routing.sequence,
+                     .experts = config->routing.num_experts,
                      .chosen = axis_size(config, 'r'),
                      .dim = config->emb_dim};
-    MUST(assay_work_open(ctx, &w, &assay_op_routing));
-    MUST(start(ctx, &w, &r));
-    MUST(compute(ctx, &w, &r));
-    MUST(keep_results(ctx, &w, &r));
-    MUST(assay_work_write(ctx, &w, false));
-    MUST(write_selecting(ctx, &w, &r));
-    MUST(assay_work_write(ctx, &w, true));
-    return ASSAY_OK;
-}
-
-static int64_t memory(const void *of)
-{
-    const routing_config *config = of;
-    const int64_t tokens = config->routing.batch * config->routing.sequence, experts = config->routing.num_experts;
-    return 8 * (12 * tokens * experts + 6 * tokens * config->emb_dim + 6 * config->emb_dim * experts +
-                8 * axis_size(config, 'r'));
+    MUST(start(ctx, w, &r));
+    MUST(compute(ctx, w, &r));
+    MUST(keep_results(ctx, w, &r));
+    return write_selecting(ctx, w, &r);
 }
 
 const assay_operation assay_op_routing = {.name = "routing",
@@ -353,7 +338,6 @@ const assay_operation assay_op_routing = {.name = "routing",
                                           .config_of = config_of,
                                           .axis_size = axis_size,
                                           .describe = describe,
-                                          .run = run,
+                                          .forward = forward,
                                           .second_form = {.form = quad_routing},
-                                          .count = {"BSDE", 2, 6},
-                                          .bytes = memory};
+                                          .count = {"BSDE", 2, 6}};

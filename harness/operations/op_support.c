@@ -261,23 +261,6 @@ void assay_tensor_list_free(assay_tensor_list *list)
     *list = (assay_tensor_list){0};
 }
 
-assay_status assay_read_whole(assay_context *ctx, const assay_source *in, const char *path, int64_t count, double **out)
-{
-    *out = NULL;
-    if (!in->has(in->self, path)) return ASSAY_OK;
-    MUST(assay_alloc_f64(ctx, path, count, out));
-    return in->read(ctx, in->self, path, 0, count, *out);
-}
-
-assay_status assay_read_whole_i32(assay_context *ctx, const assay_source *in, const char *path, int64_t count,
-                                  int32_t **out)
-{
-    *out = NULL;
-    if (!in->has(in->self, path)) return ASSAY_OK;
-    MUST(assay_alloc_i32(ctx, path, count, out));
-    return in->read_i32(ctx, in->self, path, 0, count, *out);
-}
-
 void assay_require_all_values(assay_describer *d, const char *path, int64_t count)
 {
     const assay_case_input *given = assay_case_input_of(d->c, path);

@@ -81,12 +81,6 @@ assay_fill assay_fill_normal(double scale, double mean);
 assay_fill assay_fill_fan_in(int64_t fan_in); /* normal, scale 1/sqrt(fan_in) */
 assay_fill assay_fill_range(assay_distribution distribution, double low, double high);
 
-/* The whole tensor, allocated; *out stays NULL for one that the source does not have. */
-assay_status assay_read_whole(assay_context *ctx, const assay_source *in, const char *path, int64_t count,
-                              double **out);
-assay_status assay_read_whole_i32(assay_context *ctx, const assay_source *in, const char *path, int64_t count,
-                                  int32_t **out);
-
 /* Where the case lists the tensor's values: as many as it has, since a pattern of indices makes no sense. */
 void assay_require_all_values(assay_describer *d, const char *path, int64_t count);
 

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "oracle/base/memory.h"
+
 assay_shape assay_shape_of(int rank, ...)
 {
     assay_shape shape = {.rank = rank};
@@ -201,6 +203,33 @@ assay_status assay_go_on_from(assay_context *ctx, const assay_source *in, const 
     char staged[ASSAY_PATH_SIZE];
     assay_staged_path(path, staged);
     return in->has(in->self, staged) ? in->read(ctx, in->self, staged, first, count, values) : ASSAY_OK;
+}
+
+assay_status assay_read_needed(assay_context *ctx, const assay_source *in, const char *path, int64_t count,
+                               double **out)
+{
+    MUST(assay_alloc_f64(ctx, path, count, out));
+    return in->read(ctx, in->self, path, 0, count, *out);
+}
+
+assay_status assay_read_needed_i32(assay_context *ctx, const assay_source *in, const char *path, int64_t count,
+                                   int32_t **out)
+{
+    MUST(assay_alloc_i32(ctx, path, count, out));
+    return in->read_i32(ctx, in->self, path, 0, count, *out);
+}
+
+assay_status assay_read_whole(assay_context *ctx, const assay_source *in, const char *path, int64_t count, double **out)
+{
+    *out = NULL;
+    return in->has(in->self, path) ? assay_read_needed(ctx, in, path, count, out) : ASSAY_OK;
+}
+
+assay_status assay_read_whole_i32(assay_context *ctx, const assay_source *in, const char *path, int64_t count,
+                                  int32_t **out)
+{
+    *out = NULL;
+    return in->has(in->self, path) ? assay_read_needed_i32(ctx, in, path, count, out) : ASSAY_OK;
 }
 
 bool assay_wants(const assay_sink *out, const char *path)

@@ -83,15 +83,6 @@ assay_status assay_weights_lend(assay_context *ctx, const assay_source *in, cons
     return ASSAY_OK;
 }
 
-assay_status assay_weights_read(assay_context *ctx, const assay_source *in, const char *prefix,
-                                const assay_tensor_table *table, int64_t expert, double *const *weights)
-{
-    assay_source copying = *in;
-    double *there[ASSAY_MOST_ROWS];
-    copying.lend = NULL;
-    return assay_weights_lend(ctx, &copying, prefix, table, expert, weights, there);
-}
-
 static bool wants_gradient(const assay_sink *out, const char *prefix, const assay_tensor_row *row,
                            char path[ASSAY_PATH_SIZE])
 {

@@ -52,10 +52,8 @@ void assay_tensor_path(const char *root, const char *prefix, const assay_tensor_
 /* Room for the weights, whose pointers are NULL before. */
 assay_status assay_weights_alloc(assay_context *ctx, const assay_source *in, const char *prefix,
                                  const assay_tensor_table *table, double **weights);
-/* The weights of one expert, where a tensor has those of all one after the other; 0: of a block that has no experts. */
-assay_status assay_weights_read(assay_context *ctx, const assay_source *in, const char *prefix,
-                                const assay_tensor_table *table, int64_t expert, double *const *weights);
-/* The same; weights are where the source lends them, or in their room. */
+/* The weights of one expert, where a tensor has those of all one after the other; 0: of a block that has no experts. They are
+ * where the source lends them, or in their room. */
 assay_status assay_weights_lend(assay_context *ctx, const assay_source *in, const char *prefix,
                                 const assay_tensor_table *table, int64_t expert, double *const *room, double **weights);
 /* Whether the sink wants the gradient of any weight that the source has. */

@@ -11,7 +11,7 @@ typedef struct layer_run {
     int64_t layer;
     char prefix[LAYER_PREFIX_SIZE];
     assay_tensor_table table; /* of weights, and of gradients that are wanted */
-    double *weights[ASSAY_MOST_ROWS], *gradients[ASSAY_MOST_ROWS];
+    double *room[ASSAY_MOST_ROWS], *weights[ASSAY_MOST_ROWS], *gradients[ASSAY_MOST_ROWS];
     graph_run run;
     int x; /* tensor */
 } layer_run;
@@ -19,7 +19,7 @@ typedef struct layer_run {
 static void close_layer(layer_run *l)
 {
     if (l->run.graph != NULL) graph_close(&l->run);
-    assay_weights_free(&l->table, l->weights);
+    assay_weights_free(&l->table, l->room);
     assay_weights_free(&l->table, l->gradients);
 }
 
@@ -37,8 +37,8 @@ static assay_status open_layer(assay_context *ctx, layer_run *l)
     r->indices[graph_find(g, "inputs/positions")] = stack->positions;
     r->indices[graph_find(g, "inputs/segment_ids")] = stack->segment_ids;
     l->table = graph_weight_table(g);
-    MUST(assay_weights_alloc(ctx, stack->in, l->prefix, &l->table, l->weights));
-    MUST(assay_weights_read(ctx, stack->in, l->prefix, &l->table, 0, l->weights));
+    MUST(assay_weights_alloc(ctx, stack->in, l->prefix, &l->table, l->room));
+    MUST(assay_weights_lend(ctx, stack->in, l->prefix, &l->table, 0, l->room, l->weights));
     graph_lend_weights(r, l->weights);
     return graph_read_spreads(ctx, r);
 }

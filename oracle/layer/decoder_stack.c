@@ -51,16 +51,12 @@ assay_status assay_stack_check(assay_context *ctx, const assay_stack_config *con
     if (config->attention == ASSAY_LAYER_MLA) MUST(assay_mla_check(ctx, &config->mla));
     if (config->attention == ASSAY_LAYER_GQA) MUST(assay_gqa_check(ctx, &config->gqa));
     MUST(check_sizes(ctx, config));
-    if (any_moe_layers(config)) MUST(assay_moe_check(ctx, &config->moe));
+    if (config->batch_split_factor > 0 && any_moe_layers(config)) MUST(assay_moe_check(ctx, &config->moe));
     if (config->batch_split_factor > 0 && config->attention != ASSAY_LAYER_MLA) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "stack: the batch-split schedule has multi-head latent attention");
     }
-    if (config->batch_split_factor > 0) {
-        MUST(assay_batch_split_check(ctx, config));
-    } else if (any_moe_layers(config) && assay_is_sharded(&config->moe, &config->sharding)) {
-        MUST(assay_sharded_moe_check(ctx, &config->moe, &config->sharding));
-    }
-    return ASSAY_OK;
+    if (config->batch_split_factor > 0) return assay_batch_split_check(ctx, config);
+    return any_moe_layers(config) ? assay_sharded_moe_check(ctx, &config->moe, &config->sharding) : ASSAY_OK;
 }
 
 static assay_status clear_padding(assay_context *ctx, stack_run *run, double *x)
@@ -81,14 +77,11 @@ static assay_status read_inputs(assay_context *ctx, stack_run *run, double **x)
     const assay_source *in = run->in;
     const assay_stack_config *config = run->config;
     const assay_rope_config *rope = config->attention == ASSAY_LAYER_MLA ? &config->mla.rope : &config->gqa.rope;
-    MUST(assay_alloc_f64(ctx, "inputs/x", run->size, x));
-    MUST(in->read(ctx, in->self, "inputs/x", 0, run->size, *x));
-    MUST(assay_alloc_i32(ctx, "inputs/positions", run->tokens, &run->positions));
-    MUST(in->read_i32(ctx, in->self, "inputs/positions", 0, run->tokens, run->positions));
+    MUST(assay_read_needed(ctx, in, "inputs/x", run->size, x));
+    MUST(assay_read_needed_i32(ctx, in, "inputs/positions", run->tokens, &run->positions));
     MUST(assay_rope_check_positions(ctx, run->positions, run->tokens, rope));
-    if (!in->has(in->self, "inputs/segment_ids")) return ASSAY_OK;
-    MUST(assay_alloc_i32(ctx, "inputs/segment_ids", run->tokens, &run->segment_ids));
-    MUST(in->read_i32(ctx, in->self, "inputs/segment_ids", 0, run->tokens, run->segment_ids));
+    MUST(assay_read_whole_i32(ctx, in, "inputs/segment_ids", run->tokens, &run->segment_ids));
+    if (run->segment_ids == NULL) return ASSAY_OK;
     MUST(assay_attention_check_segments(ctx, run->segment_ids, run->tokens));
     return clear_padding(ctx, run, *x);
 }
@@ -129,9 +122,8 @@ static assay_status backward(assay_context *ctx, const stack_run *run, assay_bat
 {
     const assay_source *in = run->in;
     OWNED double *dy = NULL;
-    MUST(assay_alloc_f64(ctx, "cotangents/y", run->size, &dy));
-    memset(dy, 0, (size_t)run->size * sizeof *dy);
-    if (in->has(in->self, "cotangents/y")) MUST(in->read(ctx, in->self, "cotangents/y", 0, run->size, dy));
+    MUST(assay_read_whole(ctx, in, "cotangents/y", run->size, &dy));
+    if (dy == NULL) MUST(assay_alloc_zeros(ctx, "cotangents/y", run->size, &dy));
     if (split != NULL) MUST(assay_batch_split_backward(ctx, run, split, dy));
     for (int64_t layer = layer_plain_end(run->config) - 1; layer >= run->config->first_layer; layer--)
         MUST(layer_backward(ctx, run, layer, dy));

@@ -174,9 +174,7 @@ static assay_status run_block(assay_context *ctx, const graph_call *c, bool back
     view v = {.call = c, .in = c->run->in, .out = c->run->out, .prefix = c->run->prefix, .backward = backward};
     const assay_source in = source_of(&v);
     const assay_sink out = sink_of(&v);
-    return assay_is_sharded(&config->moe, &config->sharding)
-               ? assay_sharded_moe_run(ctx, &config->moe, &config->sharding, &in, &out)
-               : assay_moe_run(ctx, &config->moe, &in, &out);
+    return assay_moe_run(ctx, &config->moe, &config->sharding, &in, &out);
 }
 
 static assay_status forward(assay_context *ctx, const graph_call *c)

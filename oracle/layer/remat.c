@@ -178,49 +178,46 @@ static assay_status open_spill_file(assay_context *ctx, assay_remat_store *store
     return ASSAY_OK;
 }
 
-static assay_status spill(assay_context *ctx, assay_remat_store *store, held *item, const double *values)
+/* All of an item, to or from where it lies in the file. */
+static assay_status transfer(assay_context *ctx, const assay_remat_store *store, const held *item, double *values,
+                             bool out)
 {
-    const char *bytes = (const char *)values;
-    size_t left = (size_t)item->count * sizeof *values;
-    if (store->file < 0) {
-        assay_status status = open_spill_file(ctx, store);
-        if (status != ASSAY_OK) return status;
-    }
-    item->offset = store->end;
-    while (left > 0) {
-        ssize_t done = pwrite(store->file, bytes, left, store->end);
-        if (done < 0 && errno == EINTR) continue;
-        if (done <= 0) {
-            return assay_fail(ctx, ASSAY_IO, "spill file, %zu bytes left to write at %" PRId64 ": %s", left,
-                              (int64_t)store->end, strerror(errno));
-        }
-        bytes += done;
-        left -= (size_t)done;
-        store->end += done;
-    }
-    store->report.bytes_offloaded += item->count * (int64_t)sizeof *values;
-    return ASSAY_OK;
-}
-
-static assay_status read_back(assay_context *ctx, const assay_remat_store *store, const held *item, double **values)
-{
-    MUST(assay_alloc_f64(ctx, "offloaded checkpoint", item->count, values));
-    char *bytes = (char *)*values;
+    char *bytes = (char *)values;
     off_t offset = item->offset;
-    size_t left = (size_t)item->count * sizeof **values;
+    size_t left = (size_t)item->count * sizeof *values;
     while (left > 0) {
-        ssize_t done = pread(store->file, bytes, left, offset);
+        const ssize_t done = out ? pwrite(store->file, bytes, left, offset) : pread(store->file, bytes, left, offset);
         if (done < 0 && errno == EINTR) continue;
         if (done <= 0) {
-            free(*values);
-            *values = NULL;
-            return assay_fail(ctx, ASSAY_IO, "spill file, %zu bytes left to read at %" PRId64 ": %s", left,
-                              (int64_t)offset, done == 0 ? "it ends there" : strerror(errno));
+            return assay_fail(ctx, ASSAY_IO, "spill file, %zu bytes left to %s at %" PRId64 ": %s", left,
+                              out ? "write" : "read", (int64_t)offset,
+                              done == 0 && !out ? "it ends there" : strerror(errno));
         }
         bytes += done;
         left -= (size_t)done;
         offset += done;
     }
+    return ASSAY_OK;
+}
+
+static assay_status spill(assay_context *ctx, assay_remat_store *store, held *item, double *values)
+{
+    const int64_t bytes = item->count * (int64_t)sizeof *values;
+    if (store->file < 0) MUST(open_spill_file(ctx, store));
+    item->offset = store->end;
+    MUST(transfer(ctx, store, item, values, true));
+    store->end += bytes;
+    store->report.bytes_offloaded += bytes;
+    return ASSAY_OK;
+}
+
+static assay_status read_back(assay_context *ctx, const assay_remat_store *store, const held *item, double **values)
+{
+    OWNED double *read = NULL;
+    MUST(assay_alloc_f64(ctx, "offloaded checkpoint", item->count, &read));
+    MUST(transfer(ctx, store, item, read, false));
+    *values = read;
+    read = NULL;
     return ASSAY_OK;
 }
 

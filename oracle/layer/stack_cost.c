@@ -44,9 +44,7 @@ static double layer_numbers(const assay_stack_config *config, int64_t layer)
     const double sum = 12 * (double)(sizes.batch * sizes.sequence * sizes.emb_dim) + 2 * graph_numbers(&g);
     if (layer_is_dense(config, layer)) return sum;
     const int64_t moe = layer >= layer_plain_end(config) ? assay_batch_split_memory(config)
-                        : assay_is_sharded(&config->moe, &config->sharding)
-                            ? assay_sharded_moe_memory(&config->moe, &config->sharding)
-                            : assay_moe_memory(&config->moe);
+                                                         : assay_moe_memory(&config->moe, &config->sharding);
     return sum + (double)moe / (double)sizeof(double);
 }
 

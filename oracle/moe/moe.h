@@ -93,12 +93,5 @@ assay_status assay_moe_check(assay_context *ctx, const assay_moe_config *config)
 /* Whether the sink wants one that the block has. */
 bool assay_moe_wants_gradient(const assay_moe_config *config, const assay_source *in, const assay_sink *out);
 
-/* Forward, then backward when the sink wants a gradient. Reads from `in`, writes to `out`. */
-assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_source *in,
-                           const assay_sink *out);
-
-/* An upper bound of the bytes of memory that a run takes, with every gradient; the dense path's checkpoints [B,S,E,H], which
- * are kept whole where they are wanted, are not in it. */
-int64_t assay_moe_memory(const assay_moe_config *config);
 /* Floating-point operations of its products, of forward or of backward alone; a multiply and an add are 2. */
 double assay_moe_flops(const assay_moe_config *config, bool backward);

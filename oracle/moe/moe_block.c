@@ -21,9 +21,10 @@ static void find_needs(moe_block *block)
         block->need_y || block->need_router_gradient || weights || moe_wants_any(r, MOE_ROUTED, ASSAY_MLP_CHECKPOINTS);
 }
 
-static moe_block block_of(const assay_moe_config *config, const assay_sharding *sharding, const assay_source *in)
+static moe_block block_of(const assay_moe_config *config, const assay_sharding *of, const assay_source *in)
 {
-    const bool sharded = assay_is_sharded(config, sharding), dense = config->path == ASSAY_MOE_DENSE;
+    const bool sharded = assay_is_sharded(config, of), dense = config->path == ASSAY_MOE_DENSE;
+    const assay_sharding *sharding = sharded ? of : &assay_one_device;
     const bool joins = assay_quant_recipe_joins_groups(config->recipe.recipe);
     const bool global = config->routing.balance_scope == ASSAY_BALANCE_GLOBAL || !sharded;
     const assay_shard_sizes s = assay_shard_sizes_of(config, sharding);
@@ -62,11 +63,9 @@ static moe_block block_of(const assay_moe_config *config, const assay_sharding *
 static assay_status read_replicas(assay_context *ctx, moe_block *block)
 {
     const int64_t physical = block->config->physical_experts;
-    const assay_source *in = block->in;
     OWNED int32_t *map = NULL;
     if (physical == 0) return ASSAY_OK;
-    MUST(assay_alloc_i32(ctx, "inputs/physical_to_logical_map", physical, &map));
-    MUST(in->read_i32(ctx, in->self, "inputs/physical_to_logical_map", 0, physical, map));
+    MUST(assay_read_needed_i32(ctx, block->in, "inputs/physical_to_logical_map", physical, &map));
     MUST(assay_replicas_make(ctx, &block->replicas, map, physical, block->experts));
     block->pieces *= block->replicas.most;
     return ASSAY_OK;
@@ -77,9 +76,8 @@ static assay_status read_dy(assay_context *ctx, moe_block *block)
 {
     const int64_t count = block->tokens * block->emb_dim;
     const double late = block->config->late_factor;
-    const assay_source *in = block->in;
-    MUST(assay_alloc_zeros(ctx, "cotangents/y", count, &block->dy));
-    if (in->has(in->self, "cotangents/y")) MUST(in->read(ctx, in->self, "cotangents/y", 0, count, block->dy));
+    MUST(assay_read_whole(ctx, block->in, "cotangents/y", count, &block->dy));
+    if (block->dy == NULL) MUST(assay_alloc_zeros(ctx, "cotangents/y", count, &block->dy));
     if (late == 0) return ASSAY_OK;
     MUST(assay_alloc_f64(ctx, "cotangents of the experts", count, &block->scaled_dy));
     for (int64_t i = 0; i < count; i++) block->scaled_dy[i] = late * block->dy[i];
@@ -89,12 +87,10 @@ static assay_status read_dy(assay_context *ctx, moe_block *block)
 
 static assay_status open_block(assay_context *ctx, moe_block *block)
 {
-    const assay_source *in = block->in;
     const int64_t count = block->tokens * block->emb_dim;
     find_needs(block);
     MUST(read_replicas(ctx, block));
-    MUST(assay_alloc_f64(ctx, "inputs/x", count, &block->x));
-    MUST(in->read(ctx, in->self, "inputs/x", 0, count, block->x));
+    MUST(assay_read_needed(ctx, block->in, "inputs/x", count, &block->x));
     /* The dense path adds them up as experts come. */
     if (block->need_y) MUST(assay_alloc_zeros(ctx, "outputs/y", count, &block->y));
     if (block->need_row_dx) MUST(assay_alloc_zeros(ctx, "gradients/inputs/x", count, &block->dx));
@@ -135,15 +131,6 @@ cleanup:
     return status;
 }
 
-static const assay_sharding one_device = {.mesh = {{1, 1, 1, 1}}, .tensor_shards = 1, .token_chunks = 1};
-
-assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_source *in,
-                           const assay_sink *out)
-{
-    MUST(assay_moe_check(ctx, config));
-    return moe_block_run(ctx, config, &one_device, in, out);
-}
-
 /* --- memory at its peak --- */
 
 /* Numbers that one gated MLP of `rows` rows takes: its weights with gradients, what forward keeps and the scratch of
@@ -156,7 +143,7 @@ static double mlp_numbers(const assay_moe_config *config, double rows, double gr
     return run;
 }
 
-int64_t assay_sharded_moe_memory(const assay_moe_config *config, const assay_sharding *sharding)
+int64_t assay_moe_memory(const assay_moe_config *config, const assay_sharding *sharding)
 {
     const double largest = 0x1p62;
     const moe_block block = block_of(config, sharding, NULL);
@@ -177,7 +164,7 @@ int64_t assay_sharded_moe_memory(const assay_moe_config *config, const assay_sha
         8 * dim * experts + 8 * tokens * experts + 14 * tokens * dim + 4 * (copies + rows) + 16 * tokens * slots;
     if (block.sites > 1) gate += copies / slots * (6 * experts + dim) + 8 * copies + sites * experts;
     if (block.sharded) routed += rows * 2 * width; /* checkpoints are kept whole */
-    if (sharding->weights_on_shards)
+    if (block.sharding->weights_on_shards)
         routed += 8 * of_experts; /* all kernels and their gradients, and one on the shards */
     if (config->path == ASSAY_MOE_DROPPING) {
         const double capacity = (double)assay_expert_capacity(routing, config->capacity_factor);
@@ -187,9 +174,4 @@ int64_t assay_sharded_moe_memory(const assay_moe_config *config, const assay_sha
     /* Beside numbers: structs of each site, and what allocations are rounded up by. */
     const double bytes = (gate + (routed > shared ? routed : shared)) * (double)sizeof(double) + sites * 4096 + 65536;
     return bytes < largest ? (int64_t)bytes : (int64_t)largest;
-}
-
-int64_t assay_moe_memory(const assay_moe_config *config)
-{
-    return assay_sharded_moe_memory(config, &one_device);
 }

@@ -216,7 +216,7 @@ struct moe_block {
     double *y, *dx; /* [T,D] */
 };
 
-/* One device where `sharding` is none (assay_is_sharded). The configuration was checked. */
+/* Of a configuration that was checked. */
 assay_status moe_block_run(assay_context *ctx, const assay_moe_config *config, const assay_sharding *sharding,
                            const assay_source *in, const assay_sink *out);
 

@@ -6,18 +6,6 @@
 #include "oracle/moe/moe_block.h"
 #include "oracle/ops/vector_sums.h"
 
-static assay_status read_f64(assay_context *ctx, const assay_source *in, const char *path, int64_t count, double **out)
-{
-    assay_status status = assay_alloc_f64(ctx, path, count, out);
-    return status != ASSAY_OK ? status : in->read(ctx, in->self, path, 0, count, *out);
-}
-
-static assay_status read_i32(assay_context *ctx, const assay_source *in, const char *path, int64_t count, int32_t **out)
-{
-    assay_status status = assay_alloc_i32(ctx, path, count, out);
-    return status != ASSAY_OK ? status : in->read_i32(ctx, in->self, path, 0, count, *out);
-}
-
 /* The cotangent of each loss: the sum of those of its copies; 0 where it has none. */
 static assay_status read_losses(assay_context *ctx, const moe_block *block, const char *path, double **d_losses)
 {
@@ -44,12 +32,11 @@ static assay_status read_given(assay_context *ctx, moe_block *block)
     const int64_t choices = block->tokens * block->chosen;
     router->choice_is_input = in->has(in->self, own);
     if (in->has(in->self, held)) {
-        MUST(read_i32(ctx, in, held, choices, &router->given_experts));
+        MUST(assay_read_needed_i32(ctx, in, held, choices, &router->given_experts));
     } else if (router->choice_is_input || in->has(in->self, weights)) {
-        MUST(read_i32(ctx, in, own, choices, &router->given_experts));
+        MUST(assay_read_needed_i32(ctx, in, own, choices, &router->given_experts));
     }
-    if (in->has(in->self, weights)) MUST(read_f64(ctx, in, weights, choices, &router->given_weights));
-    return ASSAY_OK;
+    return assay_read_whole(ctx, in, weights, choices, &router->given_weights);
 }
 
 static assay_status read_router(assay_context *ctx, moe_block *block)
@@ -62,16 +49,12 @@ static assay_status read_router(assay_context *ctx, moe_block *block)
     MUST(read_losses(ctx, block, "cotangents/lb_loss", &router->d_lb_loss));
     MUST(read_losses(ctx, block, "cotangents/z_loss", &router->d_z_loss));
     if (router->given_weights != NULL) return ASSAY_OK;
-    MUST(read_f64(ctx, in, "weights/gate/kernel", block->emb_dim * experts, &router->kernel));
-    if (in->has(in->self, "weights/gate/bias")) {
-        MUST(read_f64(ctx, in, "weights/gate/bias", experts, &router->bias));
-    }
-    if (in->has(in->self, "weights/per_expert_scale")) {
-        MUST(read_f64(ctx, in, "weights/per_expert_scale", experts, &router->per_expert_scale));
-    }
+    MUST(assay_read_needed(ctx, in, "weights/gate/kernel", block->emb_dim * experts, &router->kernel));
+    MUST(assay_read_whole(ctx, in, "weights/gate/bias", experts, &router->bias));
+    MUST(assay_read_whole(ctx, in, "weights/per_expert_scale", experts, &router->per_expert_scale));
     if (rows > 0) {
-        MUST(read_i32(ctx, in, "weights/tid2eid", rows * chosen, &router->tid2eid));
-        MUST(read_i32(ctx, in, "inputs/input_ids", block->tokens, &router->input_ids));
+        MUST(assay_read_needed_i32(ctx, in, "weights/tid2eid", rows * chosen, &router->tid2eid));
+        MUST(assay_read_needed_i32(ctx, in, "inputs/input_ids", block->tokens, &router->input_ids));
     }
     return ASSAY_OK;
 }

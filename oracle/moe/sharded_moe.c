@@ -6,6 +6,8 @@
 #include "oracle/base/memory.h"
 #include "oracle/mesh/ragged_buffer.h"
 
+const assay_sharding assay_one_device = {.mesh = {{1, 1, 1, 1}}, .tensor_shards = 1, .token_chunks = 1};
+
 bool assay_is_sharded(const assay_moe_config *config, const assay_sharding *sharding)
 {
     if (config->path == ASSAY_MOE_DENSE || config->path == ASSAY_MOE_DROPPING) return false;
@@ -97,10 +99,6 @@ static assay_status check_features(assay_context *ctx, const assay_moe_config *c
 {
     MUST(check_placed(ctx, config, s));
     if (config->path == ASSAY_MOE_FUSED) return check_fused(ctx, s);
-    if (config->path != ASSAY_MOE_SPARSE) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: expert parallelism needs sparse_matmul=true, found the %s path",
-                          config->path == ASSAY_MOE_DENSE ? "dense" : "dropping");
-    }
     if (config->fused_shared_experts > 0)
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "moe: num_fused_shared_experts computes on one device, found a mesh, chunks or "
@@ -270,6 +268,7 @@ static assay_status check_buffers(assay_context *ctx, const assay_moe_config *co
 assay_status assay_sharded_moe_check(assay_context *ctx, const assay_moe_config *config, const assay_sharding *sharding)
 {
     MUST(assay_moe_check(ctx, config));
+    if (!assay_is_sharded(config, sharding)) return ASSAY_OK;
     MUST(check_numbers(ctx, sharding));
     MUST(check_features(ctx, config, sharding));
     MUST(check_divisions(ctx, config, sharding));

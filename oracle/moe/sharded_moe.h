@@ -49,10 +49,11 @@ typedef struct assay_sharding {
     bool weight_before_wo;  /* the routing weight on h instead of on y, and so in moe_mlpwo (the batch-split model) */
 } assay_sharding;
 
-/* One device, and none of the rest: assay_moe_run does. Dense and dropping blocks compute as one whatever the mesh. */
+extern const assay_sharding assay_one_device;
+/* Whether it is more than that. Dense and dropping blocks compute as one whatever the mesh. */
 bool assay_is_sharded(const assay_moe_config *config, const assay_sharding *sharding);
 
-/* Refused, each with its key: a batch that the mesh does not divide, experts that the expert axis does not, chunks that
+/* That of the block, and where it is sharded refused, each with its key: a batch that the mesh does not divide, experts that the expert axis does not, chunks that
  * do not divide D or S, tensor shards that do not divide D, mlp_tensor where it does not divide H, D (but for fused_moe_func)
  * or the shared expert's width, weights_on_shards where these do not divide E, D or H or there is but one, chunks without the ring,
  * a ragged_buffer_factor with the ring, without an expert axis, or that leaves no row, weight_before_wo with llama4; with
@@ -77,6 +78,9 @@ typedef struct assay_shard_sizes {
 /* Of a configuration that was checked. */
 assay_shard_sizes assay_shard_sizes_of(const assay_moe_config *config, const assay_sharding *sharding);
 
-assay_status assay_sharded_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_sharding *sharding,
-                                   const assay_source *in, const assay_sink *out);
-int64_t assay_sharded_moe_memory(const assay_moe_config *config, const assay_sharding *sharding);
+/* Forward, then backward when the sink wants a gradient. Reads from `in`, writes to `out`. */
+assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_sharding *sharding,
+                           const assay_source *in, const assay_sink *out);
+/* An upper bound of the bytes of memory that a run takes, with every gradient; the dense path's checkpoints [B,S,E,H], which
+ * are kept whole where they are wanted, are not in it. */
+int64_t assay_moe_memory(const assay_moe_config *config, const assay_sharding *sharding);

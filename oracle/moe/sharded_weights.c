@@ -58,14 +58,13 @@ static assay_status move(assay_context *ctx, const assay_kernel_layout *l, const
                          int64_t count, double *values)
 {
     const int64_t length = l->columns / l->halves;
-    double *from = NULL;
+    OWNED double *from = NULL;
     MUST(assay_alloc_f64(ctx, "kernels of all shards", count, &from));
     memcpy(from, values, (size_t)count * sizeof *from);
     for (int64_t run = 0; run < count / length; run++) {
         const int64_t whole = place_of(l, sharding, run), own = run * length;
         memcpy(values + (gather ? whole : own), from + (gather ? own : whole), (size_t)length * sizeof *from);
     }
-    free(from);
     return ASSAY_OK;
 }
 
@@ -141,23 +140,23 @@ static assay_status scatter(assay_context *ctx, const assay_moe_config *config, 
     return ASSAY_OK;
 }
 
-assay_status assay_sharded_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_sharding *sharding,
-                                   const assay_source *in, const assay_sink *out)
+static void close_sink(gathering_sink *sink)
 {
-    assay_status status = assay_sharded_moe_check(ctx, config, sharding);
-    assay_tensor_set kernels = {0};
-    gathering_sink gathering = {.out = out};
-    if (status != ASSAY_OK || !sharding->weights_on_shards)
-        return status != ASSAY_OK ? status : moe_block_run(ctx, config, sharding, in, out);
-    TRY(gather(ctx, config, sharding, in, &kernels, &gathering));
+    assay_tensor_set_free(&sink->gradients);
+}
+
+assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_sharding *sharding,
+                           const assay_source *in, const assay_sink *out)
+{
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set kernels = {0};
+    OWNED_BY(close_sink) gathering_sink gathering = {.out = out};
+    MUST(assay_sharded_moe_check(ctx, config, sharding));
+    if (!sharding->weights_on_shards) return moe_block_run(ctx, config, sharding, in, out);
+    MUST(gather(ctx, config, sharding, in, &kernels, &gathering));
     assay_overlay overlay = {assay_tensor_set_source(&kernels), *in};
     const assay_source whole = assay_overlay_source(&overlay);
     const assay_sink sink = {
         .self = &gathering, .wants = gathering_wants, .write = gathering_write, .write_i32 = gathering_write_i32};
-    TRY(moe_block_run(ctx, config, sharding, &whole, &sink));
-    TRY(scatter(ctx, config, sharding, &gathering));
-cleanup:
-    assay_tensor_set_free(&kernels);
-    assay_tensor_set_free(&gathering.gradients);
-    return status;
+    MUST(moe_block_run(ctx, config, sharding, &whole, &sink));
+    return scatter(ctx, config, sharding, &gathering);
 }

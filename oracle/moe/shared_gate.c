@@ -10,10 +10,8 @@ static const char path[] = "weights/shared_expert_gate/kernel";
 
 assay_status moe_shared_gate_forward(assay_context *ctx, moe_shared_gate *g, const moe_block *block, bool gradients)
 {
-    const assay_source *in = block->in;
     const int64_t tokens = block->tokens, dim = block->emb_dim;
-    MUST(assay_alloc_f64(ctx, path, dim, &g->kernel));
-    MUST(in->read(ctx, in->self, path, 0, dim, g->kernel));
+    MUST(assay_read_needed(ctx, block->in, path, dim, &g->kernel));
     MUST(assay_alloc_f64(ctx, "logits of the shared expert's gate", tokens, &g->logits));
     MUST(assay_alloc_f64(ctx, "gate of the shared expert", tokens, &g->gate));
     const assay_matmul_args args = assay_product_ab(g->logits, block->x, g->kernel, tokens, 1, dim);

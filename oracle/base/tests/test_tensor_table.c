@@ -54,9 +54,9 @@ static void run(const char *lacks, const char *wanted, assay_status expected, in
     const assay_source in = test_tensors_source(&given);
     const assay_sink out = test_tensors_sink(&written);
     const assay_tensor_table table = table_of(2);
-    double *weights[3] = {NULL}, *g[3] = {NULL};
-    assert_ok(&ctx, assay_weights_alloc(&ctx, &in, "", &table, weights));
-    assert_int_equal(assay_weights_read(&ctx, &in, "", &table, 1, weights), expected);
+    double *room[3] = {NULL}, *weights[3] = {NULL}, *g[3] = {NULL};
+    assert_ok(&ctx, assay_weights_alloc(&ctx, &in, "", &table, room));
+    assert_int_equal(assay_weights_lend(&ctx, &in, "", &table, 1, room, weights), expected);
     assert_null(weights[1]);
     if (expected == ASSAY_OK) {
         assert_true(weights[0][0] == 6 && weights[0][5] == 11); /* the second expert's */
@@ -65,9 +65,9 @@ static void run(const char *lacks, const char *wanted, assay_status expected, in
         assert_int_equal(written.set.count, gradients);
         assert_int_equal(assay_wants_any_gradient(&in, &out, "", &table), gradients > 0);
     }
-    assay_weights_free(&table, weights);
+    assay_weights_free(&table, room);
     assay_weights_free(&table, g);
-    assert_null(weights[0]);
+    assert_null(room[0]);
 }
 
 TEST(test_weights_and_gradients)

@@ -114,7 +114,7 @@ void moe_case_run(assay_context *ctx, moe_case *c, test_tensors *out)
 {
     assay_source source = test_tensors_source(&c->in);
     assay_sink sink = test_tensors_sink(out);
-    assert_ok(ctx, assay_moe_run(ctx, &c->config, &source, &sink));
+    assert_ok(ctx, assay_moe_run(ctx, &c->config, &assay_one_device, &source, &sink));
 }
 
 const assay_tensor *moe_case_get(const test_tensors *store, const char *path)

@@ -1,7 +1,7 @@
 /* Small MoE blocks with random tensors, for tests. */
 #pragma once
 
-#include "oracle/moe/moe.h"
+#include "oracle/moe/sharded_moe.h"
 #include "tests/support/test_tensors.h"
 
 typedef struct moe_case {

@@ -88,7 +88,7 @@ void sharded_case_run(assay_context *ctx, moe_case *c, const assay_sharding *sha
 {
     assay_source source = test_tensors_source(&c->in);
     assay_sink sink = test_tensors_sink(out);
-    assert_ok(ctx, assay_sharded_moe_run(ctx, &c->config, sharding, &source, &sink));
+    assert_ok(ctx, assay_moe_run(ctx, &c->config, sharding, &source, &sink));
 }
 
 void sharded_case_assert_gradients(const test_tensors *actual, const test_tensors *expected, double relative)

@@ -112,7 +112,7 @@ static void refuse(moe_case *c, const char *text)
     OWNED_BY(test_tensors_free) test_tensors out = {0};
     assay_source source = test_tensors_source(&c->in);
     assay_sink sink = test_tensors_sink(&out);
-    assert_bad_input(&ctx, assay_moe_run(&ctx, &c->config, &source, &sink), text);
+    assert_bad_input(&ctx, assay_moe_run(&ctx, &c->config, &assay_one_device, &source, &sink), text);
     moe_case_free(c);
 }
 
@@ -143,6 +143,6 @@ TEST(test_cost)
     /* DeepSeek-V3: 90 GB of weights in float64, and the block in well under 6 GiB. */
     moe_case large = moe_case_deepseek3(1, 64, 256, 8, 7168, 2048);
     large.config.shared_mlp_dim = 2048;
-    assert_true(assay_moe_memory(&large.config) > (int64_t)3 * 7168 * 2048 * 8);
-    assert_true(assay_moe_memory(&large.config) < INT64_C(4) << 30);
+    assert_true(assay_moe_memory(&large.config, &assay_one_device) > (int64_t)3 * 7168 * 2048 * 8);
+    assert_true(assay_moe_memory(&large.config, &assay_one_device) < INT64_C(4) << 30);
 }

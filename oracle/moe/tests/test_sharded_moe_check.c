@@ -72,7 +72,7 @@ static void refuse(moe_case *c, const assay_sharding *sharding, const char *text
     OWNED_BY(test_tensors_free) test_tensors out = {0};
     assay_source source = test_tensors_source(&c->in);
     assay_sink sink = test_tensors_sink(&out);
-    assert_bad_input(&ctx, assay_sharded_moe_run(&ctx, &c->config, sharding, &source, &sink), text);
+    assert_bad_input(&ctx, assay_moe_run(&ctx, &c->config, sharding, &source, &sink), text);
     moe_case_free(c);
 }
 

@@ -73,8 +73,8 @@ TEST(test_memory)
         const size_t before = memory_now();
         size_t most = before;
         const assay_sink sink = {.self = &most, .wants = wants_all, .write = drop_f64, .write_i32 = drop_i32};
-        assert_ok(&ctx, assay_sharded_moe_run(&ctx, &c.config, &sharding, &source, &sink));
-        const int64_t bound = assay_sharded_moe_memory(&c.config, &sharding);
+        assert_ok(&ctx, assay_moe_run(&ctx, &c.config, &sharding, &source, &sink));
+        const int64_t bound = assay_moe_memory(&c.config, &sharding);
         assert_true((int64_t)(most - before) <= bound);
     }
     /* A block of DeepSeek-V3's width on 16 shards: rows of y and dx are 4 GiB, and it is not far above. */
@@ -82,6 +82,6 @@ TEST(test_memory)
     assay_sharding sharding = sharded_case_mesh(2, 1, 8);
     sharding.ragged_buffer_factor = 1;
     const int64_t rows = 16 * 256 * 8;
-    assert_true(assay_sharded_moe_memory(&large.config, &sharding) > rows * 2 * 7168 * 8);
-    assert_true(assay_sharded_moe_memory(&large.config, &sharding) < 3 * rows * 2 * 7168 * 8);
+    assert_true(assay_moe_memory(&large.config, &sharding) > rows * 2 * 7168 * 8);
+    assert_true(assay_moe_memory(&large.config, &sharding) < 3 * rows * 2 * 7168 * 8);
 }
