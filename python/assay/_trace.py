@@ -608,10 +608,12 @@ class Tracer:
         return self.call("slice", [x], dims, lambda: f"{self.letters([axis])}->{self.letters([part])}", **begins)
 
     def every(self, x: Value, place: int, first: int, step: int) -> Value:
-        """Each step'th index from `first` on, where they go evenly into the dimension."""
+        """Each step'th index from `first` on."""
         size = size_of(x.dims[place])
         if size % step or first >= step:
-            raise lib.BadInput(f"every {step}th index of {size}, from {first} on")
+            last = first + (size - first - 1) // step * step  # by itself: none is behind it
+            alone = self.slice(x, place, last, last + 1)
+            return self.concatenate([self.every(self.slice(x, place, first, last), place, 0, step), alone], place) if last > first else alone
         pairs = (Axis(size // step), Axis(step))
         x = self.renamed(x, [*x.dims[:place], pairs[:1], pairs[1:], *x.dims[place + 1 :]])
         x = self.slice(x, place + 1, first, first + 1)

@@ -9,20 +9,21 @@ import numpy as np
 from jax.extend.core import Literal, Primitive
 
 from . import _library as lib
-from ._trace import Axis, Tracer, Value, named, place_of, shape_of, shortest
+from ._trace import Axis, Tracer, Value, named, place_of, shape_of, shortest, size_of
 from ._trace_rope import Operand, Turn, Turns
 
 SAME = ("copy", "copy_p", "optimization_barrier", "sharding_constraint", "pvary", "mesh_cast")
 MAPS = {"logistic": "sigmoid", **{name: name for name in ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "erf", "tanh", "sin", "cos", "square")}}
 BINARY = {"max": "maximum", "min": "minimum", "add_any": "add", **{name: name for name in ("add", "sub", "mul", "div")}}
 LOOPS = ("scan", "while", "cond", "custom_linear_solve", "shard_map")
+ROUNDS = 10000  #: of a loop that does not end before
 COMPARISONS = ("lt", "gt", "le", "ge", "eq", "ne")
 MOVES = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "slice", "split", "concatenate", "stack", "rev")
 #: What a rotation is made of (_trace_rope.py).
 TURNS = {**{name: "move" for name in MOVES}, "dot_general": "product", "gather": "rows", **{name: name for name in ("mul", "div", "add", "sub", "neg", "cos", "sin")}}
 #: Parameters that no handler need read: they say how it is computed, not what; and what others are in any function that a program has.
 ASIDE = ("accuracy", "precision", "preferred_element_type", "sharding", "out_sharding", "weak_type", "index_dtype", "is_stable", "unique_indices", "indices_are_sorted",
-         "mode", "fill_value", "update_jaxpr", "update_consts")
+         "mode", "fill_value", "update_jaxpr", "update_consts", "linear", "unroll", "_split_transpose", "ft_in", "ft_out")
 PLAIN = {"reverse": False, "batch_group_count": 1, "out_dtype": None}
 NEVER_READ = "a program has it within gelu alone"
 
@@ -379,15 +380,79 @@ class Walk:
         if strides is None or max(strides) == 1:
             return self.parts(x, shape, start_indices, limit_indices)
         place = max(range(len(shape)), key=lambda i: int(strides[i]))
-        if list(limit_indices) != list(shape) or any(first for i, first in enumerate(start_indices) if i != place) or sum(n > 1 for n in strides) > 1:
-            raise lib.BadInput("every few indices of a part")
-        return self.t.every(self.whole(x, eqn.invars[0]), place, start_indices[place], strides[place])
+        if sum(n > 1 for n in strides) > 1:
+            raise lib.BadInput("every few indices of several dimensions")
+        x = self.parts(self.whole(x, eqn.invars[0]), shape, start_indices, limit_indices)
+        return self.t.every(x, place, 0, strides[place])
 
     def parts(self, x: Value, shape: Sequence[int], begins: Sequence[int], ends: Sequence[int]) -> Value:
         for i, (n, first, end) in enumerate(zip(shape, begins, ends)):
             if x.dims[i] and (first, end) != (0, n):
                 x = self.t.slice(x, i, first, end)
         return x
+
+    # loops, whose rounds follow each other
+
+    def on_scan(self, eqn: Any, given: Sequence[Known], jaxpr: Any, length: int, reverse: bool, num_consts: int = 0, num_carry: int = 0, ft_in: Any = None) -> list[Known]:
+        if ft_in is not None:  # from JAX 0.12 on: trees of constants, states and series
+            num_consts, num_carry, _ = map(len, ft_in.unpack())
+        constants, carry, series = list(given[:num_consts]), list(given[num_consts : num_consts + num_carry]), given[num_consts + num_carry :]
+        rounds: list[list[Known]] = []
+        for i in range(length)[:: -1 if reverse else 1]:
+            rows = [v[i] if isinstance(v, np.ndarray) else self.row(self.of(v), i, var.aval.shape) for v, var in zip(series, eqn.invars[num_consts + num_carry :])]
+            made = self.body(eqn, jaxpr, [*constants, *carry, *rows])
+            carry = made[:num_carry]
+            rounds.append(made[num_carry:])
+        rounds = rounds[::-1] if reverse else rounds
+        inner = getattr(jaxpr, "jaxpr", jaxpr).outvars[num_carry:]
+        return [*carry, *(self.stacked([r[k] for r in rounds], var) for k, var in enumerate(inner))]
+
+    def on_while(self, eqn: Any, given: Sequence[Known], cond_jaxpr: Any, body_jaxpr: Any, cond_nconsts: int, body_nconsts: int) -> list[Known]:
+        asked, constants, carry = list(given[:cond_nconsts]), list(given[cond_nconsts : cond_nconsts + body_nconsts]), list(given[cond_nconsts + body_nconsts :])
+        for _ in range(ROUNDS):
+            goes_on = self.body(eqn, cond_jaxpr, [*asked, *carry])[0]
+            if not isinstance(goes_on, np.ndarray):
+                raise lib.BadInput("when the loop ends is computed from the arguments")
+            if not goes_on:
+                return carry
+            carry = self.body(eqn, body_jaxpr, [*constants, *carry])
+        raise lib.BadInput(f"the loop has more than {ROUNDS} rounds")
+
+    def on_cond(self, eqn: Any, given: Sequence[Known], branches: Sequence[Any]) -> list[Known]:
+        if not isinstance(given[0], np.ndarray):
+            raise lib.BadInput("which branch runs is computed from the arguments")
+        return self.body(eqn, branches[min(max(int(given[0]), 0), len(branches) - 1)], given[1:])
+
+    def body(self, eqn: Any, closed: Any, given: Sequence[Known]) -> list[Known]:
+        where, body = self.t.place, getattr(closed, "jaxpr", closed)
+        ours = f"{self.file}:" in (body.debug_info.func_src_info or "")
+        made = self.run(body, getattr(closed, "consts", ()), given, None if ours else where)
+        self.t.place = where
+        return made
+
+    def row(self, x: Value, i: int, shape: Sequence[int]) -> Value:
+        if x.dims[0]:
+            x = self.t.slice(x, 0, i, i + 1)
+        return self.t.reshape(self.t.ordered(x, [d or (() if n == 1 else (Axis(n),)) for d, n in zip(x.dims, (1, *shape[1:]))]), shape[1:])
+
+    def stacked(self, rows: Sequence[Known], var: Any) -> Known:
+        arrays = [v for v in rows if isinstance(v, np.ndarray)]
+        if len(arrays) == len(rows):
+            return np.stack(arrays) if arrays else np.zeros((0, *var.aval.shape))
+        values = [self.whole(v, var) for v in rows]
+        return self.t.concatenate([v.seen([(), *v.dims]) for v in values], 0)
+
+    def on_dynamic_update_slice(self, eqn: Any, given: Sequence[Known]) -> Value:
+        begins = [self.of(v).number for v in given[2:]]
+        shapes = [v.aval.shape for v in eqn.invars[:2]]
+        places = [i for i, (n, m) in enumerate(zip(*shapes)) if n != m]
+        if None in begins or len(places) > 1:
+            raise lib.BadInput("where it is written is computed, or in several dimensions")
+        if not places:
+            return self.of(given[1])
+        at, n, m = places[0], shapes[0][places[0]], shapes[1][places[0]]
+        x, part = (self.whole(v, var) for v, var in zip(given[:2], eqn.invars[:2]))
+        return self.t.written(x, shapes[0], at, min(max(int(begins[at] or 0), 0), n - m), part)
 
     def on_dynamic_slice(self, eqn: Any, given: Sequence[Known], slice_sizes: Sequence[int]) -> Value:
         begins = [self.of(v).number for v in given[1:]]
@@ -408,9 +473,14 @@ class Walk:
 
     def on_pad(self, eqn: Any, given: Sequence[Known], padding_config: Any) -> Value:
         x, number = self.whole(given[0], eqn.invars[0]), self.of(given[1]).number
-        if number is None or any(within for _, _, within in padding_config):
+        if number is None:
             raise lib.BadInput("expected a number around a tensor")
-        for i, (before, behind, _) in enumerate(padding_config):
+        for i, (before, behind, within) in enumerate(padding_config):
+            n = eqn.invars[0].aval.shape[i]
+            if within:  # numbers between those of x: behind each of them, but for the last
+                spread = self.t.padded(x.seen([*x.dims[: i + 1], (), *x.dims[i + 1 :]]), i + 1, 0, int(within), number)
+                shape = [m if k != i else n * (within + 1) for k, m in enumerate(size_of(d) for d in x.dims)]
+                x = self.t.slice(self.t.reshape(spread, shape), i, 0, n + (n - 1) * within)
             x = self.t.padded(x, i, int(before), int(behind), number) if (before, behind) != (0, 0) else x
         return x
 
@@ -461,6 +531,14 @@ class Walk:
         if batch == tuple(range(rank - 1)) == tuple(n.start_indices_batching_dims) and gone == (rank - 1,) and not rest:
             return self.t.pick(table, index)
         raise lib.BadInput(f"expected indices of the last dimension of {list(shape)}, found {list(index_shape)}")
+
+    def on_scatter(self, eqn: Any, given: Sequence[Known], dimension_numbers: Any) -> Value:
+        n, shape, index = dimension_numbers, eqn.invars[0].aval.shape, given[1]
+        row = (tuple(n.inserted_window_dims), tuple(n.scatter_dims_to_operand_dims), tuple(n.update_window_dims)) == ((0,), (0,), tuple(range(len(shape) - 1)))
+        if not row or not isinstance(index, np.ndarray) or index.size != 1 or n.operand_batching_dims:
+            raise lib.BadInput("rows that are written where computed indices say")
+        new = self.whole(given[2], eqn.invars[2])
+        return self.t.written(self.whole(given[0], eqn.invars[0]), shape, 0, int(index.flat[0]), new.seen([(), *new.dims]))
 
     def on_scatter_add(self, eqn: Any, given: Sequence[Known], dimension_numbers: Any) -> Value:
         n, shape = dimension_numbers, eqn.invars[0].aval.shape
