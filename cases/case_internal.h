@@ -13,8 +13,10 @@ typedef struct assay_embedded_file {
     size_t size;
 } assay_embedded_file;
 
-extern const assay_embedded_file assay_embedded_models[], assay_embedded_catalogue[], assay_embedded_neutral_keys[];
-extern const int assay_embedded_model_count, assay_embedded_catalogue_count, assay_embedded_neutral_key_count;
+extern const assay_embedded_file assay_embedded_models[], assay_embedded_catalogue[], assay_embedded_neutral_keys[],
+    assay_embedded_hugging_face[];
+extern const int assay_embedded_model_count, assay_embedded_catalogue_count, assay_embedded_neutral_key_count,
+    assay_embedded_hugging_face_count;
 
 /* Whether a key stands in cases/neutral_keys/LIST.txt, where lines that begin with # are comments. Each list begins with one. */
 bool assay_key_is_neutral(const char *list, const char *name);

@@ -1,5 +1,5 @@
-/* The decoder blocks: MaxText's (DecoderBlockType), GLM-4.5's and Kimi-K2's, and what each decides about the formulas.
- */
+/* The decoder blocks: MaxText's (DecoderBlockType), GLM-4.5's and Kimi-K2's, those of which the experts or the router
+ * alone are known, and what each decides about the formulas. */
 #pragma once
 
 #include "oracle/moe/routing.h"
@@ -15,6 +15,8 @@ enum {
     ASSAY_BLOCK_LAYER = 1 << 7,        /* its layers are what decoder_layer computes */
     ASSAY_BLOCK_ALTERNATES = 1 << 8,   /* the window of its attention is that of every other layer */
     ASSAY_BLOCK_NORMS_HEADS = 1 << 9,  /* its layers honour use_qk_norm */
+    ASSAY_BLOCK_MOE = 1 << 10,         /* nothing but its router and experts is known */
+    ASSAY_BLOCK_ROUTER = 1 << 11,      /* nor its experts */
 
     /* layers with multi-head latent attention, and with grouped-query attention */
     ASSAY_BLOCK_LATENT_LAYER = ASSAY_BLOCK_LATENT | ASSAY_BLOCK_LAYER,
@@ -52,7 +54,14 @@ enum {
     X("olmo3", DEFAULT, 0)                                                                                             \
     X("envy", DEFAULT, 0)                                                                                              \
     X("simple", DEFAULT, ASSAY_BLOCK_UNGATED)                                                                          \
-    X("simple_mlp", DEFAULT, ASSAY_BLOCK_UNGATED)
+    X("simple_mlp", DEFAULT, ASSAY_BLOCK_UNGATED)                                                                      \
+    X("moe_deepseek3", DEEPSEEK3, ASSAY_BLOCK_MOE | ASSAY_BLOCK_CLAMPS)                                                \
+    X("moe_deepseek2", DEEPSEEK2, ASSAY_BLOCK_MOE)                                                                     \
+    X("moe_default", DEFAULT, ASSAY_BLOCK_MOE)                                                                         \
+    X("moe_gated_shared", DEFAULT, ASSAY_BLOCK_MOE | ASSAY_BLOCK_GATED_SHARED)                                         \
+    X("moe_llama4", LLAMA4, ASSAY_BLOCK_MOE)                                                                           \
+    X("router_deepseek3", DEEPSEEK3, ASSAY_BLOCK_MOE | ASSAY_BLOCK_ROUTER)                                             \
+    X("router_default", DEFAULT, ASSAY_BLOCK_MOE | ASSAY_BLOCK_ROUTER)
 
 extern const char *const assay_decoder_block_names[]; /* ends with NULL */
 

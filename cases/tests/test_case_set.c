@@ -104,7 +104,7 @@ TEST_WITH_CONTEXT(refuses_and_changes_nothing)
         {"inputs.={scale: 1}", "expected a tensor such as"},
         {"model=nowhere.json", "model: nowhere.json: No such file"},
         {"model=deepseek3-tny", "did you mean deepseek3-tiny or deepseek2-16b?"},
-        {"model={model_type: llama}", "model_type: expected one of deepseek_v2, deepseek_v3"},
+        {"model={model_type: llama}", "model_type: expected one that docs/hugging-face.md has, found llama"},
         {"model={model_type: mixtral}", "the key hidden_size is missing, which a configuration of mixtral has"},
         {"dtypes.x=int32", "dtypes: expected one of float64"},
         {"dtypes.=float32", "expected a tensor such as weights/gate/bias, or a glob"},

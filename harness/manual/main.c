@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cases/hugging_face.h"
 #include "harness/commands/commands.h"
 #include "harness/plan/weight_names.h"
 #include "oracle/layer/batch_split_function.h"
@@ -151,37 +150,6 @@ static void print_weights_page(void)
     }
 }
 
-/* "a|b" as `a` or `b`. */
-static void print_words(const char *values)
-{
-    for (const char *p = values; *p != '\0'; p += strspn(p, "|")) {
-        const int length = (int)strcspn(p, "|");
-        printf("%s`%.*s`", p == values ? "" : " or ", length, p);
-        p += length;
-    }
-}
-
-static void print_keys_page(void)
-{
-    printf("@ hugging-face-keys\n| key | model types | MaxText's keys, or what it may be | required |\n"
-           "| --- | --- | --- | --- |\n");
-    for (int i = 0; i < assay_hugging_face_key_count; i++) {
-        const assay_hugging_face_key *key = &assay_hugging_face_keys[i];
-        char families[128];
-        assay_hugging_face_families(key->families, families, sizeof families);
-        printf("| `%s` | %s | ", key->name, families);
-        for (int t = 0; t < 2 && key->to[t] != NULL; t++) printf("%s`%s`", t > 0 ? ", " : "", key->to[t]);
-        if ((key->only != NULL || key->settled != NULL) && key->to[0] != NULL) printf("; ");
-        if (key->only != NULL) {
-            printf("only ");
-            print_words(key->only);
-        } else if (key->settled != NULL) {
-            printf("%s", key->settled);
-        }
-        printf(key->required ? " | yes |\n" : " | |\n");
-    }
-}
-
 /* Names alone: "function others ..."; ci/tables has the tensors from the cases of each. */
 static void print_functions_page(void)
 {
@@ -199,7 +167,6 @@ static void print_functions_page(void)
 static void print_pages(void)
 {
     print_options_page();
-    print_keys_page();
     print_weights_page();
     print_functions_page();
 }

@@ -273,7 +273,8 @@ static assay_status check_experts(const model_check *check)
                       "applies nothing but the first in its experts");
     }
     if (given[ASSAY_KEY_AT_shared_experts] && m->shared_experts > 1 &&
-        assay_block_has(m->decoder_block.text, ASSAY_BLOCK_GATED_SHARED)) {
+        assay_block_has(m->decoder_block.text, ASSAY_BLOCK_GATED_SHARED) &&
+        !assay_block_has(m->decoder_block.text, ASSAY_BLOCK_MOE)) {
         return refuse(check, ASSAY_KEY_AT_shared_experts, "1", "has one shared expert, with a gate");
     }
     /* Under the schedule it is that of the rows which backward finds kept. */
@@ -287,6 +288,9 @@ static assay_status check_experts(const model_check *check)
     return ASSAY_OK;
 }
 
+/* Where nothing but the router and experts of a block is known. */
+enum { OF_A_MOE = ASSAY_PART_ROUTER | ASSAY_PART_EXPERTS | ASSAY_PART_GROUPS | ASSAY_PART_SORT | ASSAY_PART_COMBINE };
+
 static assay_status check_block(const model_check *check)
 {
     const assay_model_config *m = &check->c->config;
@@ -298,6 +302,10 @@ static assay_status check_block(const model_check *check)
     if (said && (check->parts & ASSAY_PART_MLP) != 0 && assay_block_has(m->decoder_block.text, ASSAY_BLOCK_UNGATED)) {
         return refuse_block(check, "has no gated MLP");
     }
+    if (said && (check->parts & ~(unsigned)OF_A_MOE) != 0 && assay_block_has(m->decoder_block.text, ASSAY_BLOCK_MOE))
+        return refuse_block(check, "is known by its router and experts alone");
+    if (said && check->parts != ASSAY_PART_ROUTER && assay_block_has(m->decoder_block.text, ASSAY_BLOCK_ROUTER))
+        return refuse_block(check, "is known by its router alone");
     return ASSAY_OK;
 }
 
