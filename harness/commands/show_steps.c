@@ -36,16 +36,16 @@ static void print_made(const assay_steps *s, int number, int width)
 static void print_given(const assay_steps *s, const assay_step *step)
 {
     const bool named = step->kind[0] == '\0';
-    int given = 0;
+    int given = 0, printed = 0;
     printf(" = %s%s", step->kind, named ? "" : "(");
     for (int i = 0; i < step->in_count; i++) {
         const assay_step_tensor *in = &s->tensors[step->in[i]];
         given += in->step < 0;
         if (in->step < 0 && step->engine) continue;
-        printf("%s%s", i > 0 ? ", " : "", in->name);
+        printf("%s%s", printed++ > 0 ? ", " : "", in->name);
         if (in->step < 0) printf(" %s", in->shape);
     }
-    if (step->engine) printf(", %d given", given);
+    if (step->engine) printf("%s%d given", printed > 0 ? ", " : "", given);
     if (!named) printf(")");
 }
 

@@ -7,18 +7,20 @@
 
 #include "harness/operations/op_support.h"
 #include "oracle/base/memory.h"
+#include "oracle/blocks/mlp.h"
 #include "oracle/graph/graph_kind.h"
 
 bool assay_has_steps(const assay_operation *operation)
 {
-    return operation->graph != NULL || (operation->parts & ASSAY_PART_LAYER) != 0;
+    return operation->graph != NULL || operation == &assay_op_moe || (operation->parts & ASSAY_PART_LAYER) != 0;
 }
 
 typedef struct builder {
     assay_steps *s;
     const assay_tensor_list *list;
-    char prefix[32]; /* of the layer's tensors: "layers/3/" or "" */
-    int first;       /* tensor of the layer */
+    char prefix[32];   /* of the layer's tensors: "layers/3/" or "" */
+    const char *block; /* the folder of weights of experts: "moe/" or "" */
+    int first;         /* tensor of the layer */
 } builder;
 
 /* FOLDER PREFIX name. "": the case has no such tensor. */
@@ -117,18 +119,16 @@ static void add_others(builder *b, int number)
     }
 }
 
-static void add_experts(builder *b, int number, const assay_stack_config *config)
-{
-    assay_step *step = &b->s->steps[number];
-    const assay_routing_config *routing = &config->moe.routing;
-    snprintf(step->with, sizeof step->with, "%" PRId64 " of %" PRId64 " a token", routing->num_experts_per_tok,
-             routing->num_experts);
-    add_others(b, number);
-}
+static int add_experts(builder *b, const assay_moe_config *moe, int x, const assay_shape *shape);
 
 static void add_graph_step(builder *b, const graph *g, const graph_step *from, int *of)
 {
     const int number = b->s->step_count;
+    if (from->kind == &assay_kind_experts) {
+        const assay_stack_config *stack = from->with.block;
+        of[from->out[0]] = add_experts(b, &stack->moe, of[from->in[0]], &g->tensors[from->out[0]].row.shape);
+        return;
+    }
     assay_step *step = add_step(b, graph_step_name(from));
     graph_parameters_text(from, step->with, sizeof step->with);
     for (int i = 0; i < GRAPH_IN; i++)
@@ -150,7 +150,6 @@ static void add_graph_step(builder *b, const graph *g, const graph_step *from, i
         const int t = add_checkpoint(b, number, "checkpoints/", gradient->name, &gradient->shape);
         b->s->tensors[t].of_backward = true;
     }
-    if (from->kind == &assay_kind_experts) add_experts(b, number, from->with.block);
 }
 
 /* x: what stands in the place of inputs/x; -1: it does itself. of: tensors by their places in the graph. */
@@ -173,6 +172,46 @@ static void add_graph(builder *b, const graph *g, int x, int *of)
     for (int i = 0; i < g->step_count; i++) add_graph_step(b, g, &g->steps[i], of);
 }
 
+/* A gated MLP of a block of experts; x: the rows that it is given. */
+static int add_mlp(builder *b, const assay_mlp_graph_config *mlp, int x)
+{
+    int of[GRAPH_TENSORS];
+    graph g;
+    assay_mlp_graph(&g, mlp);
+    for (int i = 0; i < g.weight_count; i++) g.tensors[g.weights[i]].row.folder = b->block;
+    add_graph(b, &g, x, of);
+    return of[g.result];
+}
+
+/* What no step of a graph is, the choice of experts with the order of rows and the sum over them, are steps of their own. */
+static int add_experts(builder *b, const assay_moe_config *moe, int x, const assay_shape *shape)
+{
+    const assay_routing_config *r = &moe->routing;
+    const int64_t tokens = r->batch * r->sequence, dim = moe->emb_dim;
+    const int64_t rows = tokens * (moe->path == ASSAY_MOE_DENSE ? r->num_experts : assay_moe_slots(moe));
+    const assay_shape of_rows = assay_shape_of(2, rows, dim);
+    const assay_mlp_graph_config routed = {.mlp = assay_moe_expert_config(moe, rows), .place = ASSAY_MLP_ROUTED},
+                                 shared = {.mlp = assay_moe_shared_config(moe, tokens), .place = ASSAY_MLP_SHARED};
+    const int route = b->s->step_count;
+    assay_step *step = add_step(b, "route");
+    snprintf(step->with, sizeof step->with, "%" PRId64 " of %" PRId64 " a token", r->num_experts_per_tok,
+             r->num_experts);
+    step->operations = 2 * (double)tokens * (double)dim * (double)(r->num_experts + moe->shared_gate);
+    add_in(step, x);
+    const int made = add_mlp(b, &routed, add_within(b, route, "rows of experts", &of_rows));
+    add_in(add_step(b, "combine"), made);
+    int y = add_within(b, b->s->step_count - 1, "experts", shape);
+    if (moe->shared_mlp_dim > 0) {
+        const int other = add_mlp(b, &shared, x);
+        step = add_step(b, "add");
+        add_in(step, y);
+        add_in(step, other);
+        y = add_within(b, b->s->step_count - 1, "sum", shape);
+    }
+    add_others(b, route);
+    return y;
+}
+
 /* Outputs that have another name, or none, where they are made. */
 static void add_outputs(builder *b, const graph *g, const int *of)
 {
@@ -184,18 +223,13 @@ static void add_outputs(builder *b, const graph *g, const int *of)
     }
 }
 
-static bool is_dense(const assay_stack_config *config, int64_t layer)
-{
-    return layer < config->dense_layers;
-}
-
 /* How many layers back is one that is like it, 1 or 2 where windows come in turn; 0: neither is. */
 static int64_t like(const assay_stack_config *config, int64_t layer)
 {
     const bool in_turn = config->attention == ASSAY_LAYER_GQA && config->windows != ASSAY_WINDOWS_EVERYWHERE;
     const int64_t back = in_turn ? 2 : 1;
     const bool there = layer - back >= config->first_layer;
-    return there && is_dense(config, layer - back) == is_dense(config, layer) ? back : 0;
+    return there && assay_layer_is_dense(config, layer - back) == assay_layer_is_dense(config, layer) ? back : 0;
 }
 
 static double operations_of(const assay_stack_config *config, int64_t first, int64_t end)
@@ -208,7 +242,7 @@ static double operations_of(const assay_stack_config *config, int64_t first, int
 
 static int add_layer(builder *b, const assay_stack_config *config, int64_t layer, int x, const assay_shape *shape)
 {
-    const bool dense = is_dense(config, layer);
+    const bool dense = assay_layer_is_dense(config, layer);
     int of[GRAPH_TENSORS];
     graph g;
     b->prefix[0] = '\0';
@@ -299,7 +333,9 @@ assay_status assay_case_steps(assay_context *ctx, const assay_case *c, bool whol
         status = refuse(ctx, c);
         goto cleanup;
     }
-    builder b = {.list = &list};
+    const bool layers = (operation->parts & ASSAY_PART_LAYER) != 0;
+    const assay_tensor_entry *y = assay_tensor_list_find(&list, "outputs/y");
+    builder b = {.list = &list, .block = layers ? "moe/" : ""};
     if (operation->graph != NULL) {
         TRY(assay_operation_graph(ctx, operation, c, &g));
         TRY(alloc_steps(ctx, &list, 1, g.step_count, g.tensor_count, steps));
@@ -307,13 +343,18 @@ assay_status assay_case_steps(assay_context *ctx, const assay_case *c, bool whol
         b.s = *steps;
         add_graph(&b, &g, -1, of);
         add_outputs(&b, &g, of);
-    } else {
-        const assay_tensor_entry *y = assay_tensor_list_find(&list, "outputs/y");
+    } else if (layers) {
         TRY(assay_stack_config_of(ctx, c, &config));
         TRY(alloc_steps(ctx, &list, config.layers - config.first_layer, GRAPH_STEPS, GRAPH_TENSORS, steps));
         b.s = *steps;
         const int result = add_layers(&b, &config, whole, &y->spec.shape);
         b.prefix[0] = '\0';
+        add_name(&b, "", "outputs/y", result, &y->spec.shape);
+    } else {
+        TRY(assay_moe_config_of(ctx, c, &config.moe));
+        TRY(alloc_steps(ctx, &list, 1, GRAPH_STEPS, GRAPH_TENSORS, steps));
+        b.s = *steps;
+        const int result = add_experts(&b, &config.moe, add_given(&b, "inputs/x", "inputs/x"), &y->spec.shape);
         add_name(&b, "", "outputs/y", result, &y->spec.shape);
     }
 cleanup:

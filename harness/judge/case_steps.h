@@ -1,5 +1,5 @@
-/* A case as steps, for `assay show --graph` and for reports: of an operation that is a graph, and of layers, whose experts are one
- * step. */
+/* A case as steps, for `assay show --graph` and for reports: of an operation that is a graph, of layers, and of a block of
+ * experts. */
 #pragma once
 
 #include "compare/steps.h"

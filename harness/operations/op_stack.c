@@ -153,17 +153,12 @@ static layer_prefix prefix_of(const assay_stack_config *config, int64_t layer)
     return prefix;
 }
 
-static bool is_dense(const assay_stack_config *config, int64_t layer)
-{
-    return layer < config->dense_layers;
-}
-
 static void describe_weights(assay_describer *d, const assay_stack_config *config, int64_t layer, const graph *g)
 {
     const assay_tensor_table table = graph_weight_table(g);
     assay_describe_weights(d, &table);
     d->block = "moe/";
-    if (!is_dense(config, layer)) assay_describe_moe_weights(d, &config->moe, &config->sharding);
+    if (!assay_layer_is_dense(config, layer)) assay_describe_moe_weights(d, &config->moe, &config->sharding);
     d->block = "";
 }
 
@@ -289,13 +284,13 @@ static void describe_schedule(assay_describer *d, const assay_stack_config *conf
 
 static void describe_results(assay_describer *d, const assay_stack_config *config, int64_t layer, const graph *g)
 {
-    if (config->batch_split_factor > 0 && !is_dense(config, layer)) {
+    if (config->batch_split_factor > 0 && !assay_layer_is_dense(config, layer)) {
         describe_batch_split_results(d, config, g);
         return;
     }
     assay_describe_result(d, "checkpoints", "decoder_layer_input", ASSAY_FLOAT64, "BSD");
     assay_describe_graph_checkpoints(d, g, NULL);
-    if (is_dense(config, layer)) return;
+    if (assay_layer_is_dense(config, layer)) return;
     assay_describe_moe_routing(d, &config->moe, &config->sharding);
     assay_describe_moe_checkpoints(d, &config->moe, &config->sharding);
 }
@@ -324,7 +319,7 @@ static void describe(assay_describer *d, const void *of)
     for (int64_t layer = config->first_layer; layer < config->layers; layer++) {
         const layer_prefix prefix = prefix_of(config, layer);
         d->layer = prefix.text;
-        if (!is_dense(config, layer)) assay_describe_moe_inputs(d, &config->moe);
+        if (!assay_layer_is_dense(config, layer)) assay_describe_moe_inputs(d, &config->moe);
         d->layer = "";
     }
     if (config->batch_split_factor > 0) describe_schedule(d, config);

@@ -454,14 +454,19 @@ assert root.tagName == "svg" and wanted <= titles, titles
 PY
 expect 0 show mlp/requantised-fp8 decoder_stack/gpt-oss deepseek_layer/moe --graph
 prints '^checkpoint  mlp_hidden_codes \[1,12,136\], mlp_hidden_codes_scale .* = quantise_hidden\(mlp_intermediate\), fp8_e4m3_1x128$'
-prints '^checkpoint  decoder_layer_input \[1,5,20\]     = sum, layer 1, experts$'
-prints '^stored      layers 2 to 3 \[1,5,20\]           = layers 0, 1 in turn\(sum\), 61792 flops$'
-prints '^stored      experts \[1,6,24\]                 = experts\(norm 2, 8 given\), 2 of 4 a token, 13 checkpoints and outputs, 32256 flops$'
+prints '^checkpoint  decoder_layer_input \[1,5,20\]     = layer_sum, layer 1, experts$'
+prints '^stored      layers 2 to 3 \[1,5,20\]           = layers 0, 1 in turn\(layer_sum\), 61792 flops$'
+prints '^stored      rows of experts \[12,24\]          = route\(norm 2, 2 given\), 2 of 4 a token, 5 checkpoints and outputs, 1152 flops$'
+prints '^checkpoint  moe_mlpwi_1 \[12,12\]              = linear\(rows of experts, moe/wi_1 \[4,24,12\]\), 6912 flops$'
+prints '^stored      experts \[1,6,24\]                 = combine\(moe_mlpwo\)$'
+prints '^stored      sum \[1,6,24\]                     = add\(experts, mlpwo\)$'
+expect 0 show moe/small --graph
+prints '^stored      rows of experts \[16,24\]  = route\(3 given\), 2 of 6 a token, 5 checkpoints and outputs, 2304 flops$'
 expect 0 show mla/small --set quant_recipe=deepseek_v3 --graph
 prints 'product .* = linear\(mla_q, wq_b/kernel \[12,3,12\]\), recipe deepseek_v3, backward q_gradient, 12096 flops$'
 expect 0 show mlp/nvfp4 --graph
 prints 'mlpwi_0 .* = linear\(inputs/x \[1,12,48\] nvfp4, wi_0/kernel \[48,40\] nvfp4\), 46080 flops$'
-refuses 'moe/small: op is moe, which has no steps; expected one of .*mla, gqa, .*decoder_stack' show moe/small --graph
+refuses 'permute/stable: op is permute, which has no steps; expected one of .*mla, gqa, .*decoder_stack' show permute/stable --graph
 refuses 'op is gmm, which has no steps' show gmm/ragged --svg "$work/none.svg"
 refuses '--svg is a picture of one case, found 2' show mla/small mlp/silu --svg "$work/none.svg"
 refuses 'cannot be written' show mla/small --graph --svg "$work/file/none.svg"

@@ -103,11 +103,11 @@ TEST_WITH_CONTEXT(all_cases_that_have_steps)
 
 TEST_WITH_CONTEXT(other_operations_are_refused)
 {
-    OWNED_BY(free_case) assay_case *c = case_named("moe/small", NULL);
+    OWNED_BY(free_case) assay_case *c = case_named("permute/stable", NULL);
     assay_steps *steps;
     assert_int_equal(assay_case_steps(&ctx, c, true, &steps), ASSAY_BAD_INPUT);
     assert_null(steps);
-    assert_non_null(strstr(ctx.message, "op is moe, which has no steps; expected one of "));
+    assert_non_null(strstr(ctx.message, "op is permute, which has no steps; expected one of "));
 }
 
 TEST_WITH_CONTEXT(out_of_memory_leaves_nothing_behind)

@@ -2,7 +2,7 @@
 #include "oracle/blocks/mlp.h"
 #include "oracle/layer/layer_internal.h"
 
-bool layer_is_dense(const assay_stack_config *config, int64_t layer)
+bool assay_layer_is_dense(const assay_stack_config *config, int64_t layer)
 {
     return layer < config->dense_layers;
 }
@@ -83,7 +83,7 @@ static int expert_steps(graph *g, const assay_stack_config *config, int x)
 
 void assay_layer_graph(graph *g, const assay_stack_config *config, int64_t layer)
 {
-    const bool latent = config->attention == ASSAY_LAYER_MLA, dense = layer_is_dense(config, layer);
+    const bool latent = config->attention == ASSAY_LAYER_MLA, dense = assay_layer_is_dense(config, layer);
     const assay_stack_sizes sizes = assay_stack_sizes_of(config);
     const assay_mlp_graph_config mlp = {.mlp = config->mlp, .batch = sizes.batch, .sequence = sizes.sequence};
     int of_attention[ASSAY_GQA_WEIGHTS], of_mlp[ASSAY_MLP_WEIGHTS];

@@ -24,7 +24,6 @@ typedef struct stack_run {
 /* "layers/3/", or "" for the single layer. */
 enum { LAYER_PREFIX_SIZE = 32 };
 void layer_prefix(const stack_run *run, int64_t layer, char prefix[LAYER_PREFIX_SIZE]);
-bool layer_is_dense(const assay_stack_config *config, int64_t layer);
 
 enum { LAYER_PRE_NORM, LAYER_POST_NORM };
 #define LAYER_H "first half of the layer" /* as the graph has it */

@@ -17,7 +17,7 @@ void layer_prefix(const stack_run *run, int64_t layer, char prefix[LAYER_PREFIX_
 static int graph_of(const assay_stack_config *config, int64_t layer)
 {
     const int odd = config->windows == ASSAY_WINDOWS_EVERYWHERE ? 0 : (int)(layer % 2);
-    return (layer_is_dense(config, layer) ? 2 : 0) + odd;
+    return (assay_layer_is_dense(config, layer) ? 2 : 0) + odd;
 }
 
 int64_t layer_plain_end(const assay_stack_config *config)
@@ -58,7 +58,8 @@ bool layer_wants_gradient(const stack_run *run, int64_t layer)
     snprintf(path, sizeof path, "gradients/checkpoints/%s%s", prefix,
              assay_remat_names[ASSAY_REMAT_DECODER_LAYER_INPUT]);
     return layer_wants_boundary(run, path) || assay_wants_any_gradient(run->in, run->out, prefix, &table) ||
-           graph_wants_gradients(&r) || (!layer_is_dense(run->config, layer) && layer_moe_wants_gradient(run, prefix));
+           graph_wants_gradients(&r) ||
+           (!assay_layer_is_dense(run->config, layer) && layer_moe_wants_gradient(run, prefix));
 }
 
 void layer_add(const assay_context *ctx, double *sum, const double *a, const double *b, int64_t count)

@@ -42,7 +42,7 @@ static double layer_numbers(const assay_stack_config *config, int64_t layer)
     graph g;
     assay_layer_graph(&g, config, layer);
     const double sum = 12 * (double)(sizes.batch * sizes.sequence * sizes.emb_dim) + 2 * graph_numbers(&g);
-    if (layer_is_dense(config, layer)) return sum;
+    if (assay_layer_is_dense(config, layer)) return sum;
     const int64_t moe = layer >= layer_plain_end(config) ? assay_batch_split_memory(config)
                                                          : assay_moe_memory(&config->moe, &config->sharding);
     return sum + (double)moe / (double)sizeof(double);
