@@ -29,6 +29,7 @@ import numpy as np
 from . import _library as lib
 from ._case import Case
 
+FEW = 32  #: numbers of a constant that are no whole ones
 MOST = 4096  #: numbers of a constant
 MOST_PARTS = 6  #: that are put together at once
 MOST_AXES = 12  #: of a tensor
@@ -66,6 +67,14 @@ class Origin(NamedTuple):
     places: tuple[int, ...] = ()  #: that a sum or maximum goes over
 
 
+class Guard:
+    """Rows that a mask chooses, as `nonzero` has them: here they are all there, and where they are added up those that it leaves out are 0."""
+
+    def __init__(self, mask: "Value", given: "Value") -> None:
+        self.mask, self.given = mask, given  #: as 0 and 1, and as the function has it
+        self.axes = tuple(a for d in mask.dims for a in d)
+
+
 class Value:
     """A tensor of the function. Each of its dimensions is axes of the program's tensor, in their order: one, several that a view has merged,
     or none where its size is 1."""
@@ -83,6 +92,7 @@ class Value:
         self.flows = False  #: a gradient flows back from it
         self.number: float | None = None
         self.origin: Origin | None = None
+        self.guards: frozenset[Guard] = frozenset()  #: its rows are those that these masks choose
         self.refused = ""  #: why no program has it: said where an output needs it
         self.core = self  #: the same for the same numbers
 
@@ -142,6 +152,7 @@ class Tracer:
         self.choices: list[Value] = []  #: that the function gives
         self.stands_alone = False  #: it has a step that only `assay.step` says, and so no numbers
         self.constants: list[tuple[np.ndarray[Any, Any], Value]] = []
+        self.called: list[str] = []  #: their names
 
     # axes
 
@@ -190,6 +201,11 @@ class Tracer:
         value.whole = step in EXACT and all(v.whole or v.integer or (v.number is not None and v.number.is_integer()) for v in operands)
         value.flows = step not in ("detach", "top_k") and any(v.flows for v in operands)
         made.exact = value.whole
+        value.truth = step in ("rearrange", "reshape", "slice") and operands[0].truth and not operands[0].integer
+        value.guards = frozenset().union(*(v.guards for v in operands))
+        for guard in value.guards:
+            if any(a not in roots(axes) for a in roots(guard.axes)):
+                raise lib.BadInput("rows that a mask chooses meet each other, expected index_add")
         made.known = value.whole or (bool(operands) and all(v.integer or v.number is not None or (v.step is not None and v.step.known) for v in operands))
         return value
 
@@ -253,8 +269,14 @@ class Tracer:
         """A number, or whole numbers that the case file has as an input; what: it is, where that is known."""
         if array.size and (array == array.flat[0]).all():
             return self.number(float(array.flat[0])).seen([()] * array.ndim)
-        if array.dtype.kind not in "biu":
+        whole = array.dtype.kind in "biu" or (not what and np.isfinite(array).all() and (array == np.rint(array)).all() and np.abs(array).max() < 2**31)
+        if not whole and (what or array.size > FEW or not np.isfinite(array).all()):
             raise lib.BadInput(what or f"a tensor {list(array.shape)} that is none of the function's arguments: give it as one")
+        if not whole:
+            parts = [self.ordered(self.number(float(x)), [self.fresh(1)]) for x in array.flat]
+            return self.reshape(self.concatenate(parts, 0), array.shape)
+        if array.dtype.kind == "f":
+            return self.numbers(self.constant(array.astype(np.int64)))
         array = array.astype(np.int64)
         for i in range(array.ndim):  # without what is only repeated
             if (array == array.take([0], i)).all():
@@ -271,9 +293,11 @@ class Tracer:
                 axes = iter(before.axes)
                 return before.seen([(next(axes),) if n > 1 else () for n in array.shape])
         name = next(n for n in (f"constant{i or ''}" for i in itertools.count()) if all(path != "inputs/" + n for path, _, _ in self.inputs))
+        number = len(self.constants)
+        self.called.append(name)
         truth = array.min() >= 0 and array.max() <= 1
         made = self.given(name, shape, f"[{array.min()}, {array.max()}], values: {array.flatten().tolist()}", False)
-        made.truth, made.low = bool(truth), int(array.min())
+        made.truth, made.low, made.text = bool(truth), int(array.min()), lambda: self.called[number]
         self.constants.append((array.reshape(shape), made))
         axes = iter(made.axes)
         return made.seen([(next(axes),) if n > 1 else () for n in array.shape])
@@ -516,6 +540,23 @@ class Tracer:
         start = self.where(first, x, self.number(0))
         return self.call("linear_scan", [x, start], x.dims, over=lambda: self.letters(axes))
 
+    def solved(self, a: Value, b: Value, lower: bool, unit: bool) -> Value:
+        """x of a x = b, of a triangular a [.., n, n]: with its diagonal taken out, the sum of the powers of what is left, which are 0 from the n-th on."""
+        n = size_of(a.dims[-1])
+        rank = [()] * (len(a.dims) - 2)
+        at = np.arange(n)
+        if not unit:
+            diagonal = self.over("sum", self.where(self.constant(at[:, None] == at), a, self.number(0)), [len(a.dims) - 1], True)
+            a, b = (self.together("div", [v, diagonal]) for v in (a, b))
+        beside = self.constant((at[:, None] > at) if lower else (at[:, None] < at))
+        power = self.together("neg", [self.where(beside.seen([*rank, *beside.dims]), a, self.number(0))])
+        batch, reach = len(a.dims) - 2, 1
+        while reach < n:
+            b = self.together("add", [b, self.product(power, b, batch)])
+            reach *= 2
+            power = self.product(power, power, batch) if reach < n else power
+        return b
+
     def normed(self, x: Value, places: Sequence[int], epsilon: float) -> Value:
         """(x - mean(x)) / sqrt(var(x) + epsilon) over several dimensions."""
         centred = self.together("sub", [x, self.over("mean", x, places, True)])
@@ -655,6 +696,25 @@ class Tracer:
         index = self.indices(index, size_of(table.dims[0]))
         return self.call("gather", [table, index], [*index.dims, *table.dims[1:]])
 
+    def chosen(self, x: Value, guard: Guard, columns: Sequence[int], first: int) -> Value:
+        """Rows of x that a mask chooses: dimensions of x from the first on are those of the mask in these columns."""
+        for i, column in enumerate(columns, first):
+            if size_of(x.dims[i]) != size_of(guard.mask.dims[column]):
+                raise lib.BadInput("rows of the mask are others than those of the tensor")
+            x = self.fit(x, i, guard.mask.dims[column])
+        made = self.ordered(x, [*x.dims[:first], guard.axes, *x.dims[first + len(columns) :]])
+        made = made.seen(made.dims)
+        made.guards |= {guard}
+        return made
+
+    def added_up(self, rows: Value, guard: Guard, column: int) -> Value:
+        """By the index that this column has."""
+        rows = self.fit(rows, 0, guard.axes)
+        rows = self.where(guard.mask.seen([guard.axes, *[()] * (len(rows.dims) - 1)]), rows, self.number(0))
+        rows = self.ordered(rows, [*guard.mask.dims, *rows.dims[1:]])
+        rows.guards -= {guard}
+        return self.over("sum", rows, [i for i in range(len(guard.mask.dims)) if i != column], False)
+
     def indices(self, index: Value, rows: int = 0) -> Value:
         index = self.passed_over(index) or index
         if index.integer and not index.inverted:
@@ -735,8 +795,11 @@ class Tracer:
             found = self.slice(x, len(x.dims) - 1, int(index.number), int(index.number) + 1)
             found = self.renamed(found, [*found.dims[:-1], ()])
             return found if len(index.dims) == len(found.dims) else found.seen(found.dims[:-1])
-        rows = x.axes[:-1]
         index = self.indices(index, size_of(x.dims[-1]))
+        for i in range(len(x.dims) - 1):
+            if i < len(index.dims) and size_of(x.dims[i]) == size_of(index.dims[i]):
+                x = self.fit(x, i, index.dims[i])
+        rows = x.axes[:-1]
         if len(index.axes) < len(rows) or not all([self.unify(a, b) for a, b in zip(rows, index.axes)]):
             raise lib.BadInput("rows of the indices are others than those of the tensor")
         return self.call("pick", [x, index], index.dims)
@@ -859,6 +922,8 @@ class Tracer:
             return
         if value.number is not None or (value.step is None and not value.refused and not value.flows):
             raise lib.BadInput(f"{self.at}: {name} {'depends on no argument' if value.number is not None else 'is an argument of whole numbers'}, expected what is computed of tensors")
+        if value.guards:
+            raise lib.BadInput(f"{self.at}: {name} has rows that a mask chooses: how many they are no program knows")
         if value.step is None and not value.refused:  # an argument as it is
             value = self.together("mul", [value, self.number(1)])
         outputs.append((name, value if value.refused or all(len(d) == 1 for d in value.dims) else self.reshape(value, shape, True)))
@@ -898,6 +963,17 @@ class Tracer:
             raise lib.BadInput(refused)
         return [step for step in self.steps if id(step) in found]
 
+    def put_constants(self, outputs: Sequence[tuple[str, Value]]) -> None:
+        """Those that are read have the first names."""
+        read = {id(v.core) for v in [*(v for s in self.steps for v in s.reads), *(v for _, v in outputs)]}
+        names, free = list(self.called), iter(list(self.called))
+        for number, (_, value) in enumerate(self.constants):
+            if id(value.core) in read:
+                self.called[number] = next(free)
+        paths = {"inputs/" + name: number for number, name in enumerate(names)}
+        self.inputs = [(path if path not in paths else "inputs/" + self.called[paths[path]], v, i) for path, v, i in self.inputs
+                       if path not in paths or id(self.constants[paths[path]][1].core) in read]
+
     def put_letters(self, hints: Mapping[str, str]) -> list[Axis]:
         taken: dict[str, Axis] = {}
         for path, value, _ in self.inputs:
@@ -909,7 +985,7 @@ class Tracer:
                     taken[letter], root.letter = root, letter
         used: list[Axis] = []
         seen: set[int] = set()
-        for axes in self.tensors:
+        for axes in [*(v.axes for _, v, _ in self.inputs), *([*(a for v in s.reads for a in v.axes), *s.axes] for s in self.steps)]:
             for root in roots(axes):
                 used += [] if id(root) in seen else [root]
                 seen.add(id(root))
@@ -931,7 +1007,7 @@ class Tracer:
     def beside(self, used: Sequence[Axis]) -> dict[int, set[int]]:
         """Of each axis those that are in one step with it."""
         found: dict[int, set[int]] = {id(root): set() for root in used}
-        for axes in [*([*s.axes, *(a for v in s.reads for a in v.axes)] for s in self.steps), *self.tensors]:
+        for axes in [*([*s.axes, *(a for v in s.reads for a in v.axes)] for s in self.steps), *(v.axes for _, v, _ in self.inputs)]:
             met = {id(root) for root in roots(axes)}
             for one in met:
                 if one in found:
@@ -964,6 +1040,7 @@ class Tracer:
     def yaml(self, outputs: Sequence[tuple[str, Value]], hints: Mapping[str, str], fills: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[str], dict[int, tuple[str, int]]]:
         """The lines of the case file, the steps that stay in registers, and of which line of the function each line is."""
         self.steps = self.live(outputs)
+        self.put_constants(outputs)
         used = self.put_letters(hints)
         within = self.fuse(outputs)
         self.put_names(outputs)
@@ -972,8 +1049,6 @@ class Tracer:
         inline(texts, results, {step.name for step in self.steps if step.alone or step.fused}, {step.name for step in self.steps if step.coded})
         kept = [step for step in self.steps if step.name in texts]
         words = set(re.findall(r"\b\w+\b(?!=)", re.sub(r'"[^"]*"', "", " ".join([*texts.values(), *results.values()]))))
-        constants = [v.core for _, v in self.constants]
-        self.inputs = [(path, v, i) for path, v, i in self.inputs if v.core not in constants or path.split("/")[1] in words]
         unread = [path.split("/")[1] for path, _, _ in self.inputs if path.split("/")[1] not in words]  # as output buffers are
         self.inputs = [(path, v, i) for path, v, i in self.inputs if path.split("/")[1] in words]
         letters = set("".join(self.letters(v.axes) for _, v, _ in self.inputs) + "".join(self.letters(s.axes) for s in kept))
@@ -1132,6 +1207,8 @@ def pieces_of(t: Tracer, mask: Value, a: Value, b: Value) -> Value | None:
         return None
     x, number = pair[0], pair[1].number
     above, below = (a, b) if how[0] == "g" else (b, a)
+    if number >= 20 and same(above, x) and softplus_of(below, x):
+        return t.map("softplus", x)
     if same(above, x) and below.number == number:
         return t.map("relu", x) if number == 0 else t.together("maximum", [x, below])
     if above.number == number and (same(below, x) or (below.came("maximum") and (below.came("maximum")[1].number or 0) <= number and same(below.came("maximum")[0], x))):
@@ -1142,6 +1219,15 @@ def pieces_of(t: Tracer, mask: Value, a: Value, b: Value) -> Value | None:
         if same(of, x) and slope.number is not None:
             return t.together("add", [t.map("relu", x), t.together("mul", [t.together("minimum", [x, t.number(0)]), slope])])
     return t.together("add", [t.map("relu", x), below]) if at_zero(below, x) == 0 else None
+
+
+def softplus_of(v: Value, x: Value) -> bool:
+    """log(1 + exp(x))"""
+    of = v.came("softplus") or (v.came("log")[0].came("add") if v.came("log") else ())
+    if len(of) == 2:
+        e = of[0] if of[1].number == 1 else of[1] if of[0].number == 1 else None
+        of = e.came("exp") if e is not None else ()
+    return bool(of) and same(of[0], x)
 
 
 def at_zero(v: Value, x: Value) -> float | None:
@@ -1247,9 +1333,10 @@ class Program:
 
 
 def shortest(x: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """One number that repeats is what the function meant before it was rounded to float32: 1/sqrt(128) or 1e-6, the shortest decimal."""
+    """One number that repeats is what the function meant before it was rounded to float32: 1/sqrt(128) or 1e-6, the shortest decimal. A few
+    that differ are decimals, too."""
     if x.size == 0 or x.dtype.kind in "biuc" or x.dtype == np.float64 or not (x == x.flat[0]).all():
-        return x
+        return shortened(x) if x.size <= FEW else x
     rounded = x.flat[0]
     number = float(str(rounded))
     if len(str(rounded).strip("-0.").replace(".", "")) > 6 and 1e-3 < abs(number) < 1e3:
@@ -1257,6 +1344,11 @@ def shortest(x: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
             root = float(np.copysign(round(number ** (1 / power)) ** power, number)) if number ** (1 / power) > 0.5 else 0.0
             number = root if x.dtype.type(root) == rounded else number
     return np.full(x.shape, number)
+
+
+def shortened(x: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """Numbers of float32 as the decimals that they are written as."""
+    return np.array([float(str(n)) for n in x.flat], np.float64).reshape(x.shape) if x.dtype == np.float32 else x
 
 
 def shape_of(name: str, shapes: Sequence[Sequence[int]]) -> list[int]:

@@ -11,16 +11,16 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 import numpy as np
 import torch
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _library as lib
-from ._trace import FAR, RECORDERS, Axis, Origin, Tracer, Value, named, place_of, shape_of, shortest, size_of
+from ._trace import FAR, RECORDERS, Axis, Guard, Origin, Tracer, Value, named, place_of, shape_of, shortest, size_of
 from ._trace_rope import Operand, Turn, Turns
 
 CONSTANTS = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "arange")
 SAME = ("_to_copy", "clone", "alias", "contiguous", "to", "lift_fresh_copy", "lift_fresh", "positive")
 MAPS = ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "sigmoid", "silu", "erf", "tanh", "relu", "sin", "cos", "reciprocal", "square", "softplus")
+LARGEST = 1 << 16  #: numbers of a constant that is computed in float64, too
 LIBRARIES = tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, __file__, contextlib.__file__))
 BINARY = ("add", "sub", "mul", "div", "maximum", "minimum")
 MOVES = ("view", "_unsafe_view", "reshape", "_reshape_alias", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand", "slice", "split",
@@ -55,6 +55,14 @@ def read_by(handler: Callable[..., Any], func: Any, args: Sequence[Any], kwargs:
         elif a.name not in ASIDE and value is not None and not (a.has_default_value() and not isinstance(value, torch.Tensor) and value == a.default_value):
             raise lib.BadInput(f"{a.name} is {value if not isinstance(value, torch.Tensor) else 'a tensor'}, expected an operator without it")
     return given, named
+
+
+def has_any(mask: Value) -> bool:
+    """Whether a mask says where a sum of 0 and 1 is above 0: what it leaves out has nothing in it."""
+    how = mask.origin.operator if mask.origin is not None else ""
+    pair = mask.came(how)[:: -1 if how == "less" else 1]
+    total = pair[0].origin if how in ("gt", "ne", "less") and pair and pair[1].number == 0 else None
+    return total is not None and total.operator == "sum" and total.operands[0].truth
 
 
 def flat(taps: Sequence[int]) -> None:
@@ -92,6 +100,9 @@ class Recorder(TorchDispatchMode):
         self.alive: list[Any] = []  # so that no id is used again
         self.given: set[int] = set()
         self.own: set[int] = set()  #: what is computed of no argument
+        self.wide = Wide(False, False)
+        self.exact: dict[int, Any] = {}  #: of these, what they are if all is computed in float64
+        self.guarded: dict[int, tuple[Guard, int | None]] = {}  #: indices that nonzero gave, or a column of them
         self.views: dict[int, tuple[Any, Any, int, int]] = {}  #: parts: the tensor, what it is a part of, the dimension, the first index
 
     def bind(self, tensor: Any, value: Value) -> None:
@@ -169,7 +180,9 @@ class Recorder(TorchDispatchMode):
         try:
             if x.grad_fn is not None and id(x) not in self.own:
                 raise lib.BadInput(f"a tensor {list(x.shape)} that is computed where trace does not see it: in another thread, or before")
-            made = self.t.constant(shortest(x.detach().cpu().numpy() if x.dtype == torch.float32 else array_of(x)), self.unknown(x))
+            array = x.detach().cpu().numpy() if x.dtype == torch.float32 else array_of(x)
+            wide = self.exact[id(x)][0].cpu().numpy() if id(x) in self.exact and not (array == array.flat[:1]).all() else None
+            made = self.t.constant(shortest(array) if wide is None else wide, self.unknown(x))
         except lib.BadInput as why:  # which is said where an output needs it: it may be a table of cosines
             return self.t.nowhere(self.operator, (), [() if n == 1 else (Axis(n),) for n in x.shape], str(why))
         self.bind(x, made)
@@ -233,9 +246,13 @@ class Recorder(TorchDispatchMode):
         known = [x for x in list(args) + [y for a in args if isinstance(a, (list, tuple)) for y in a] if id(x) in self.values]
         for x in known:
             self.of(x)  # without a gradient, where it has none any more
+        if operator == "nonzero" and known:
+            return self.nonzero(args[0])
         out = func(*args, **kwargs)
         if operator in CONSTANTS:
             return out
+        if self.guarded:
+            self.follow(operator, out, args)
         if operator in ("slice", "select") and (len(args) < 5 or args[4] == 1):
             place, first = (args[1] if len(args) > 1 else 0) % args[0].dim(), (args[2] if len(args) > 2 else 0) or 0
             self.views[id(out)] = (out, args[0], place, max(0, first + args[0].shape[place] * (first < 0)))
@@ -252,9 +269,10 @@ class Recorder(TorchDispatchMode):
         if operator == "_local_scalar_dense" and (id(args[0]) not in self.values or self.of(args[0]).whole):
             return out  # of indices: as the example has it
         if not known:
-            own = list(out) if isinstance(out, (list, tuple)) else [out]
-            self.alive += own
-            self.own |= {id(x) for x in own}
+            results = list(out) if isinstance(out, (list, tuple)) else [out]
+            self.alive += results
+            self.own |= {id(x) for x in results}
+            self.widened(func, results, args, kwargs, inplace)
             return out  # a constant
         try:
             if any(id(x) in self.given for x in written):
@@ -272,6 +290,56 @@ class Recorder(TorchDispatchMode):
             self.write(tensor, value, operator) if inplace else self.bind(tensor, value)
             self.rotations.remember(self.turns.get(id(tensor)), value, tensor.shape)
         return out
+
+    def widened(self, func: Any, results: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any], inplace: bool) -> None:
+        """What a constant is in float64; of what is written into it is not known."""
+        if inplace:
+            place = args[0].data_ptr()
+            self.exact = {key: x for key, x in self.exact.items() if x[1] != place}
+            return
+        if not any(isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel() <= LARGEST for x in results):
+            return
+
+        def of(x: Any) -> Any:
+            if isinstance(x, (list, tuple)) and not isinstance(x, torch.Size):
+                return type(x)(map(of, x))
+            known = self.exact.get(id(x))
+            return x if known is None else Held.of(known[0], x.dtype, self.wide)  # type: ignore[union-attr]
+
+        try:
+            made = self.wide.__torch_dispatch__(func, (), of(tuple(args)), {key: of(x) for key, x in kwargs.items()})
+        except Exception:  # an operator that has no float64
+            return
+        for x, held in zip(results, made if isinstance(made, (list, tuple)) else [made]):
+            if isinstance(held, Held):
+                self.exact[id(x)] = held.held.detach().clone(), x.data_ptr()
+        self.wide.alive.clear()
+
+    def nonzero(self, mask: Any) -> Any:
+        """All indices, of which a mask chooses."""
+        guard = Guard(self.t.truth(self.full(mask)), self.of(mask))
+        grid = torch.ones(mask.shape, dtype=torch.bool, device=mask.device).nonzero()
+        self.alive += [mask, grid]
+        self.own.add(id(grid))
+        self.guarded[id(grid)] = guard, None
+        return grid
+
+    def follow(self, operator: str, out: Any, args: Sequence[Any]) -> None:
+        """What an operator makes of such indices: a column, or, of a mask that says which have any, all of them one after another."""
+        guard, column = self.guarded.get(id(args[0]), (None, None)) if args else (None, None)
+        inside = [x for a in args for x in (a if isinstance(a, (list, tuple)) else [a]) if id(x) in self.guarded]
+        if not inside or operator in ("index", "index_add", "index_add_"):
+            return
+        place = args[1] if len(args) > 1 and isinstance(args[1], int) else 0
+        made = list(out) if isinstance(out, (list, tuple)) else [out]
+        if guard is not None and (operator in SAME or (operator == "slice" and out.shape == args[0].shape)):
+            self.guarded[id(out)] = guard, column
+        elif guard is not None and column is None and operator in ("unbind", "select", "squeeze") and (place % 2 == 1 or operator == "squeeze" and args[0].shape[1] == 1):
+            for i, x in enumerate(made):
+                self.guarded[id(x)] = guard, (args[2] if operator == "select" else i)
+        elif not (guard is not None and operator in ("unbind", "select", "_local_scalar_dense") and has_any(guard.given)):
+            raise lib.BadInput(f"{self.t.place[0]}:{self.t.place[1]}: {operator}: of indices that a mask chooses, expected those of rows, and index_add")
+        self.alive += made
 
     def record(self, operator: str, func: Any, out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Value | list[Value]:
         handler = self.handler(operator)
@@ -439,6 +507,7 @@ class Recorder(TorchDispatchMode):
         if any(isinstance(bound, torch.Tensor) for bound in (min, max)):
             v = v if min is None else self.t.together("maximum", [v, self.numbers(min)], kink=kink)
             return v if max is None else self.t.together("minimum", [v, self.numbers(max)], kink=kink)
+        min, max = (None if bound in (float("-inf"), float("inf")) else bound for bound in (min, max))
         if min is not None and max is not None and min > max:
             return self.t.number(float(max)).seen([()] * x.dim())
         return self.t.map("clamp", v, kink=kink, **{key: float(value) for key, value in (("low", min), ("high", max)) if value is not None})
@@ -525,6 +594,11 @@ class Recorder(TorchDispatchMode):
 
     def on_mse_loss(self, out: Any, x: Any, y: Any, reduction: int = 1) -> Value:
         return self.reduced(self.t.map("square", self.t.together("sub", [self.of(x), self.of(y)])), reduction)
+
+    def on_linalg_solve_triangular(self, out: Any, a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Value:
+        if not left:
+            raise lib.BadInput("left is False, expected True")
+        return self.t.solved(self.full(a), self.full(b), not upper, unitriangular)
 
     def on_linalg_vector_norm(self, out: Any, x: Any, order: Any = 2, dims: Any = None, keepdim: bool = False) -> Value:
         if order not in (2, None):
@@ -797,6 +871,13 @@ class Recorder(TorchDispatchMode):
         return self.t.where(padding, self.t.detach(made), made)
 
     def on_index(self, out: Any, x: Any, indices: Sequence[Any]) -> Value:
+        first = next((i for i, index in enumerate(indices) if index is not None), 0)
+        pairs = [self.guarded[id(index)] for index in indices[first:] if id(index) in self.guarded]
+        if pairs:
+            guard, columns = pairs[0][0], [column for _, column in pairs if column is not None]
+            if len(columns) != len(indices) - first or any(own is not guard for own, _ in pairs):
+                raise lib.BadInput("indices that a mask chooses, and others")
+            return self.t.chosen(self.full(x), guard, columns, first)
         if len(indices) == 2 == x.dim() and all(i is not None for i in indices):
             rows, index = indices  # each row's number at its index
             if rows.dim() == index.dim() and index.shape == out.shape and rows.shape[0] == rows.numel() and rows.flatten().equal(torch.arange(x.shape[0])):
@@ -852,6 +933,10 @@ class Recorder(TorchDispatchMode):
     def on_index_add(self, out: Any, x: Any, place: int, index: Any, rows: Any) -> Value:
         if place % x.dim() != 0:
             raise lib.BadInput("expected indices of the first dimension alone")
+        guard, column = self.guarded.get(id(index), (None, None))
+        if guard is not None and column is not None:
+            made = self.t.added_up(self.full(rows), guard, column)
+            return made if self.of(x).number == 0 else self.t.together("add", [self.of(x), made])
         made = self.t.scatter_add(self.of(rows), self.of(index), x.shape[0])
         return made if self.of(x).number == 0 else self.t.together("add", [self.of(x), made])
 
