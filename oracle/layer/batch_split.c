@@ -121,38 +121,11 @@ assay_batch_split_sizes assay_batch_split_sizes_of(const assay_stack_config *con
     return s;
 }
 
-/* Rows of `size` bytes between the batch, in which microbatches alternate, and microbatch `index`. */
-static void move_rows(char *batch, char *microbatch, const bs_run *run, int64_t index, size_t size, bool to_batch)
+void bs_move_rows(const bs_run *run, int64_t index, void *batch, void *microbatch, size_t size, bool to_batch)
 {
-    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        for (int64_t row = 0; row < run->sizes.rows; row++) {
-            char *outside = batch + (size_t)((shard * run->sizes.rows + row) * run->factor + index) * size;
-            char *inside = microbatch + (size_t)(shard * run->sizes.rows + row) * size;
-            memcpy(to_batch ? outside : inside, to_batch ? inside : outside, size);
-        }
+    for (int64_t row = 0; row < run->sizes.shards * run->sizes.rows; row++) {
+        char *outside = (char *)batch + (size_t)(row * run->factor + index) * size;
+        char *inside = (char *)microbatch + (size_t)row * size;
+        memcpy(to_batch ? outside : inside, to_batch ? inside : outside, size);
     }
-}
-
-void bs_split(double *const *microbatches, const double *x, const bs_run *run, int64_t width)
-{
-    for (int64_t i = 0; i < run->factor; i++)
-        move_rows((char *)(uintptr_t)x, (char *)microbatches[i], run, i, (size_t)width * sizeof *x, false);
-}
-
-void bs_merge(double *x, const double *const *microbatches, const bs_run *run, int64_t width)
-{
-    for (int64_t i = 0; i < run->factor; i++)
-        move_rows((char *)x, (char *)(uintptr_t)microbatches[i], run, i, (size_t)width * sizeof *x, true);
-}
-
-void bs_split_i32(int32_t *const *microbatches, const int32_t *x, const bs_run *run, int64_t width)
-{
-    for (int64_t i = 0; i < run->factor; i++)
-        move_rows((char *)(uintptr_t)x, (char *)microbatches[i], run, i, (size_t)width * sizeof *x, false);
-}
-
-void bs_merge_i32(int32_t *x, const int32_t *const *microbatches, const bs_run *run, int64_t width)
-{
-    for (int64_t i = 0; i < run->factor; i++)
-        move_rows((char *)x, (char *)(uintptr_t)microbatches[i], run, i, (size_t)width * sizeof *x, true);
 }

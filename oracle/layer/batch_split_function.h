@@ -102,8 +102,7 @@ typedef struct assay_function_view {
     const char *name; /* of the forward function */
     bool backward;    /* it is the _bwd of that */
     assay_function_tensors own, forward;
-    assay_function_tensors whole,
-        scattered; /* weights, as inputs of fetch_weights and results of extract_layer_weights */
+    assay_function_tensors whole; /* weights, as inputs of fetch_weights */
 } assay_function_view;
 void assay_function_view_of(const assay_function_config *config, assay_function_view *view);
 

@@ -29,8 +29,8 @@ static assay_status run_steps(assay_context *ctx, bs_call *c, const bs_layer *at
 static void leave_results(bs_steps *s, const bs_microbatch *b)
 {
     if (b->values[MB_ANGLES] != NULL) return;
-    for (int t = MB_KEY; t <= MB_ATTN_OUT; t++) graph_fused(&s->graph, s->of[t]);
-    s->graph.unrounded = b->values[MB_QUERY] != NULL;
+    for (int t = MB_MLA_INPUTS; t <= MB_ATTN_OUT; t++) graph_fused(&s->graph, s->of[t]);
+    s->graph.unrounded = b->values[MB_LOW_RANK] == NULL;
 }
 
 assay_status bs_call_cut(assay_context *ctx, bs_call *c)
@@ -74,33 +74,18 @@ assay_status bs_call_expert_group_mask(assay_context *ctx, bs_call *c)
                                    c->run.sizes.shards * c->run.sizes.tokens, &c->run.routing);
 }
 
-/* The order of the experts of one token: the best of those that the mask leaves, the lower index first. */
-static void choose(int32_t *indices, const double *logits, const double *mask, int64_t experts, int64_t chosen)
+/* By what is given in the place of biased scores. */
+static assay_status choose(assay_context *ctx, const bs_call *c, int32_t *indices)
 {
-    for (int64_t k = 0; k < chosen; k++) {
-        int32_t best = -1;
-        for (int32_t e = 0; e < experts; e++) {
-            bool taken = mask[e] == 0;
-            for (int64_t before = 0; before < k; before++) taken |= indices[before] == e;
-            if (!taken && (best < 0 || logits[e] > logits[best])) best = e;
-        }
-        indices[k] = best;
-    }
-}
-
-static assay_status choose_all(assay_context *ctx, const bs_call *c, int32_t *indices)
-{
-    const int64_t experts = c->run.routing.num_experts, chosen = c->run.routing.num_experts_per_tok;
-    const int64_t tokens = c->run.sizes.shards * c->run.sizes.tokens;
-    OWNED double *mask = NULL;
-    for (int64_t i = 0; i < tokens * experts; i++) {
-        if (isfinite(c->b->values[MB_OTHER_IN][i])) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs/gate_logits: expected finite numbers");
-    }
-    MUST(assay_alloc_f64(ctx, "mask", tokens * experts, &mask));
-    MUST(assay_expert_group_mask(ctx, mask, c->b->values[MB_OTHER_IN], tokens, &c->run.routing));
-    for (int64_t t = 0; t < tokens; t++)
-        choose(indices + t * chosen, c->b->values[MB_OTHER_IN] + t * experts, mask + t * experts, experts, chosen);
+    assay_routing_config config = c->run.routing;
+    const assay_routing_inputs inputs = {.logits = c->b->values[MB_OTHER_IN]};
+    const int64_t choices = c->run.sizes.shards * c->run.sizes.tokens * config.num_experts_per_tok;
+    OWNED_BY(assay_routing_free) assay_routing r = {0};
+    config.batch *= c->run.sizes.shards;
+    config.score_func = ASSAY_SCORE_NONE;
+    MUST(assay_routing_alloc(ctx, &r, &config));
+    MUST(assay_routing_forward(ctx, &r, &inputs, &config));
+    memcpy(indices, r.selected_experts, (size_t)choices * sizeof *indices);
     return ASSAY_OK;
 }
 
@@ -121,7 +106,7 @@ static double gather_scores(const assay_context *ctx, const bs_call *c, int64_t 
 assay_status bs_call_expert_indices_and_weights(assay_context *ctx, bs_call *c)
 {
     const int64_t chosen = c->run.routing.num_experts_per_tok;
-    MUST(choose_all(ctx, c, c->b->indices[MB_OTHER_OUT]));
+    MUST(choose(ctx, c, c->b->indices[MB_OTHER_OUT]));
     for (int64_t t = 0; t < c->run.sizes.shards * c->run.sizes.tokens; t++) {
         double *weights = c->b->values[MB_OTHER_OUT + 1] + t * chosen;
         const double sum = gather_scores(ctx, c, t, c->b->indices[MB_OTHER_OUT] + t * chosen, weights);
@@ -142,7 +127,7 @@ assay_status bs_call_expert_indices_and_weights_bwd(assay_context *ctx, bs_call 
     assay_routing_rule rule = assay_routing_rule_of(&c->run.routing);
     MUST(assay_alloc_f64(ctx, "scores of choices", 2 * chosen, &gathered));
     MUST(assay_alloc_i32(ctx, "choices", tokens * chosen, &indices));
-    MUST(choose_all(ctx, c, indices));
+    MUST(choose(ctx, c, indices));
     memset(d_scores, 0, (size_t)(tokens * experts) * sizeof *d_scores);
     for (int64_t t = 0; t < tokens; t++) {
         double *d = gathered + chosen, mean = 0;

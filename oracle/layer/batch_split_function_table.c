@@ -4,77 +4,40 @@
 #include <stdio.h>
 #include <string.h>
 
+/* clang-format off */
 #define W(...) ((const bs_weight_form[]){__VA_ARGS__, {-1, NULL}})
 #define QUERY_WEIGHTS                                                                                                  \
     {BS_MLA + ASSAY_MLA_WQ_A, "wq_a_weights"}, {BS_MLA + ASSAY_MLA_WQ_B, "wq_b_weights"},                              \
-    {                                                                                                                  \
-        BS_MLA + ASSAY_MLA_Q_NORM, "q_norm_scale_weights"                                                              \
-    }
+    {BS_MLA + ASSAY_MLA_Q_NORM, "q_norm_scale_weights"}
 #define KEY_WEIGHTS                                                                                                    \
     {BS_MLA + ASSAY_MLA_WKV_A, "wkv_a_weights"}, {BS_MLA + ASSAY_MLA_WKV_B, "wkv_b_weights"},                          \
-    {                                                                                                                  \
-        BS_MLA + ASSAY_MLA_KV_NORM, "kv_norm_scale_weights"                                                            \
-    }
-#define MLA_WEIGHTS                                                                                                    \
-    QUERY_WEIGHTS, KEY_WEIGHTS,                                                                                        \
-    {                                                                                                                  \
-        BS_MLA + ASSAY_MLA_OUT, "out_weights"                                                                          \
-    }
+    {BS_MLA + ASSAY_MLA_KV_NORM, "kv_norm_scale_weights"}
+#define MLA_WEIGHTS QUERY_WEIGHTS, KEY_WEIGHTS, {BS_MLA + ASSAY_MLA_OUT, "out_weights"}
+#define NORMED_MLA_WEIGHTS {BS_PRE_NORM, "pre_attn_scale"}, MLA_WEIGHTS
 #define SHARED_WEIGHTS                                                                                                 \
     {BS_SHARED + ASSAY_MLP_WI_0, "shared_w0"}, {BS_SHARED + ASSAY_MLP_WI_1, "shared_w1"},                              \
-    {                                                                                                                  \
-        BS_SHARED + ASSAY_MLP_WO, "shared_wo"                                                                          \
-    }
+    {BS_SHARED + ASSAY_MLP_WO, "shared_wo"}
 #define ROUTE_WEIGHTS                                                                                                  \
-    {BS_POST_NORM, "post_attn_scale"}, SHARED_WEIGHTS, {BS_GATE, "gate_kernel"},                                       \
-    {                                                                                                                  \
-        BS_GATE_BIAS, "gate_bias"                                                                                      \
-    }
+    {BS_POST_NORM, "post_attn_scale"}, SHARED_WEIGHTS, {BS_GATE, "gate_kernel"}, {BS_GATE_BIAS, "gate_bias"}
 #define MOE_WEIGHTS                                                                                                    \
     ROUTE_WEIGHTS, {BS_ROUTED + ASSAY_MLP_WI_0, "routed_w0"}, {BS_ROUTED + ASSAY_MLP_WI_1, "routed_w1"},               \
-    {                                                                                                                  \
-        BS_ROUTED + ASSAY_MLP_WO, "routed_wo"                                                                          \
-    }
-#define NORMED_MLA_WEIGHTS {BS_PRE_NORM, "pre_attn_scale"}, MLA_WEIGHTS
+    {BS_ROUTED + ASSAY_MLP_WO, "routed_wo"}
 
 /* As gather_weights and its neighbours unpack them. */
-const bs_weight_form bs_bundle[BS_BUNDLE] = {{BS_PRE_NORM, "pre_attn_norm"},
-                                             {BS_MLA + ASSAY_MLA_WQ_A, "wq_a"},
-                                             {BS_MLA + ASSAY_MLA_WQ_B, "wq_b"},
-                                             {BS_MLA + ASSAY_MLA_Q_NORM, "q_norm"},
-                                             {BS_MLA + ASSAY_MLA_WKV_A, "wkv_a"},
-                                             {BS_MLA + ASSAY_MLA_WKV_B, "wkv_b"},
-                                             {BS_MLA + ASSAY_MLA_KV_NORM, "kv_norm"},
-                                             {BS_MLA + ASSAY_MLA_OUT, "out"},
-                                             {BS_POST_NORM, "post_attn_norm"},
-                                             {BS_GATE, "gate"},
-                                             {BS_GATE_BIAS, "bias"},
-                                             {BS_ROUTED + ASSAY_MLP_WI_0, "routed_wi_0"},
-                                             {BS_ROUTED + ASSAY_MLP_WI_1, "routed_wi_1"},
-                                             {BS_ROUTED + ASSAY_MLP_WO, "routed_wo"},
-                                             {BS_SHARED + ASSAY_MLP_WI_0, "shared_wi_0"},
-                                             {BS_SHARED + ASSAY_MLP_WI_1, "shared_wi_1"},
-                                             {BS_SHARED + ASSAY_MLP_WO, "shared_wo"}};
+const bs_weight_form bs_bundle[BS_BUNDLE] = {
+    {BS_PRE_NORM, "pre_attn_norm"}, {BS_MLA + ASSAY_MLA_WQ_A, "wq_a"}, {BS_MLA + ASSAY_MLA_WQ_B, "wq_b"},
+    {BS_MLA + ASSAY_MLA_Q_NORM, "q_norm"}, {BS_MLA + ASSAY_MLA_WKV_A, "wkv_a"}, {BS_MLA + ASSAY_MLA_WKV_B, "wkv_b"},
+    {BS_MLA + ASSAY_MLA_KV_NORM, "kv_norm"}, {BS_MLA + ASSAY_MLA_OUT, "out"}, {BS_POST_NORM, "post_attn_norm"},
+    {BS_GATE, "gate"}, {BS_GATE_BIAS, "bias"}, {BS_ROUTED + ASSAY_MLP_WI_0, "routed_wi_0"},
+    {BS_ROUTED + ASSAY_MLP_WI_1, "routed_wi_1"}, {BS_ROUTED + ASSAY_MLP_WO, "routed_wo"},
+    {BS_SHARED + ASSAY_MLP_WI_0, "shared_wi_0"}, {BS_SHARED + ASSAY_MLP_WI_1, "shared_wi_1"},
+    {BS_SHARED + ASSAY_MLP_WO, "shared_wo"}};
 
-/* Axes as bs_axis_size has them. */
-#define T(name_, axes_, ...)                                                                                           \
-    {                                                                                                                  \
-        .name = name_, .axes = axes_, ##__VA_ARGS__                                                                    \
-    }
-/* Of the layer. */
-#define M(name_, axes_, tensor_, ...)                                                                                  \
-    {                                                                                                                  \
-        .name = name_, .axes = axes_, .tensor = MB_##tensor_, ##__VA_ARGS__                                            \
-    }
-/* Of a NAME_bwd: as NAME has it. */
-#define N(name_, ...)                                                                                                  \
-    {                                                                                                                  \
-        .name = name_, ##__VA_ARGS__                                                                                   \
-    }
-#define B(name_, lying_, ...)                                                                                          \
-    {                                                                                                                  \
-        .name = name_, .lying = lying_, ##__VA_ARGS__                                                                  \
-    }
+/* Axes as bs_axis_size has them; M: of the layer, N: of a NAME_bwd, as NAME has it, B: all weights. */
+#define T(name_, axes_, ...) {.name = name_, .axes = axes_, ##__VA_ARGS__}
+#define M(name_, axes_, tensor_, ...) {.name = name_, .axes = axes_, .tensor = MB_##tensor_, ##__VA_ARGS__}
+#define N(name_, ...) {.name = name_, ##__VA_ARGS__}
+#define B(name_, lying_, ...) {.name = name_, .lying = lying_, ##__VA_ARGS__}
 #define INTEGERS ASSAY_HOLDS_INTEGERS
 #define ROLLED M("selected_experts", "mGK", ROLLED, .holds = ASSAY_HOLDS_ROLLED)
 #define OWN_COUNTS M("group_sizes", "me", OWN_COUNTS, .holds = ASSAY_HOLDS_OWN_COUNTS)
@@ -92,7 +55,6 @@ const bs_weight_form bs_bundle[BS_BUNDLE] = {{BS_PRE_NORM, "pre_attn_norm"},
 #define ROUTE_PRODUCTS "mTDE mTDF mTDF mTFD "
 #define MOE_PRODUCTS ROUTE_PRODUCTS "mrDH mrDH mrHD "
 
-/* clang-format off */
 static const assay_batch_split_function table[] = {
     {"fetch_weights", .bundles = {B("params", BS_WHOLE), B("weights", BS_WHOLE)}, .call = bs_call_fetch_weights},
     {"split", .in = {T("x", "mdSD")}, .out = {T("microbatches", "mjaSD")}, .call = bs_call_split},
@@ -109,7 +71,7 @@ static const assay_batch_split_function table[] = {
     {"all_reduce_ws_grad_dcn", .bundles = {B("ws_grad", BS_SCATTERED, .sums = true), B("ws_grad", BS_SCATTERED)},
      .call = bs_call_all_reduce_ws_grad_dcn},
 
-    {"rms_norm", W({BS_PRE_NORM, "scale"}), {M("x", "maSD", LAYER_INPUTS)}, {M("y", "maSD", MLA_INPUTS)}, .steps = BS_STEPS_RMS_NORM},
+    {"rms_norm", W({BS_PRE_NORM, "scale"}), {M("x", "maSD", LAYER_INPUTS)}, {M("y", "maSD", MLA_INPUTS)}, .steps = BS_STEPS_ATTENTION},
     {"rms_norm_bwd", .in = {N("x"), N("y_grad")}},
     {"initialize_yarn_mask", .out = {T("mask", "RR")}, .call = bs_call_initialize_yarn_mask},
     {"initialize_yarn_freqs", .in = {T("positions", "maS", .holds = ASSAY_HOLDS_POSITIONS)}, .out = {T("yarn_freqs", "maSR")},

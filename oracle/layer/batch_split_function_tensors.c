@@ -261,5 +261,4 @@ void assay_function_view_of(const assay_function_config *config, assay_function_
     view->own = tensors_with(config, f->name);
     view->forward = tensors_with(config, view->name);
     view->whole = tensors_with(config, "fetch_weights");
-    view->scattered = tensors_with(config, "extract_layer_weights");
 }

@@ -9,11 +9,9 @@
 /* The batch is the last one's, as all that is of no microbatch; these are each one's own. */
 static assay_status move_batch(bs_call *c, bs_tensor batch, bs_tensor microbatch, bool to_batch)
 {
-    const int64_t width = c->run.mla.sequence * c->run.mla.emb_dim;
-    double *parts[ASSAY_MOST_MICROBATCHES];
-    for (int64_t i = 0; i < c->run.factor; i++) parts[i] = c->b[i].values[microbatch];
-    if (to_batch) bs_merge(c->b[c->parts - 1].values[batch], (const double *const *)parts, &c->run, width);
-    if (!to_batch) bs_split(parts, c->b[c->parts - 1].values[batch], &c->run, width);
+    const size_t row = (size_t)(c->run.mla.sequence * c->run.mla.emb_dim) * sizeof(double);
+    for (int64_t m = 0; m < c->run.factor; m++)
+        bs_move_rows(&c->run, m, c->b[c->parts - 1].values[batch], c->b[m].values[microbatch], row, to_batch);
     return ASSAY_OK;
 }
 

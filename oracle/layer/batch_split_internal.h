@@ -18,11 +18,8 @@ typedef struct bs_run {
     assay_schedule schedule;
 } bs_run;
 
-/* split: x [M,f*b,width] -> microbatches [M,b,width], row r to microbatch r mod f; merge is the inverse. */
-void bs_split(double *const *microbatches, const double *x, const bs_run *run, int64_t width);
-void bs_merge(double *x, const double *const *microbatches, const bs_run *run, int64_t width);
-void bs_split_i32(int32_t *const *microbatches, const int32_t *x, const bs_run *run, int64_t width);
-void bs_merge_i32(int32_t *x, const int32_t *const *microbatches, const bs_run *run, int64_t width);
+/* Rows of `size` bytes between the batch [M,f*b,..] and microbatch `index` [M,b,..]: row r of a shard is in microbatch r mod f. */
+void bs_move_rows(const bs_run *run, int64_t index, void *batch, void *microbatch, size_t size, bool to_batch);
 
 /* Weights of one layer; also their gradients (NULL: nobody wants it, or the table has none). Scattered, as they lie
  * between uses: split over fsdp (and experts over expert), the same on every shard of data. Gathered: whole but for
@@ -72,11 +69,11 @@ bool bs_wants(const bs_run *run, int64_t layer, const char *folder, const char *
 typedef enum bs_steps_kind {
     BS_STEPS_NONE,
     BS_STEPS_ATTENTION, /* layer_inputs, angles -> mla_out, attn_out, lse: a layer up to its second norm */
+    BS_STEPS_GATE,      /* x_norm -> logits */
     BS_STEPS_NORM,      /* mla_out -> x_norm */
     BS_STEPS_SHARED,    /* x_norm -> shared_out */
     BS_STEPS_ROUTED,    /* rows, row_weights -> gate, up, routed_out; rows beyond a shard's own give 0 */
-    BS_STEPS_RMS_NORM,  /* mla_out -> x_norm, of the other norm, as a function by itself gives it */
-    BS_STEPS_GMM,       /* rows -> gate, likewise */
+    BS_STEPS_GMM,       /* rows -> gate, as a function by itself gives it */
     BS_STEPS_KINDS
 } bs_steps_kind;
 
@@ -108,6 +105,9 @@ assay_status bs_copy(assay_context *ctx, const bs_run *run, bs_microbatch *to, b
 /* Writes FOLDER/layers/i/NAME of the whole batch, where it is wanted. */
 assay_status bs_write_tensor(assay_context *ctx, const bs_run *run, int64_t layer, const char *folder, const char *name,
                              const bs_microbatch *b, bs_tensor tensor);
+/* Reads PATH of the whole batch, where the source has it. */
+assay_status bs_read_tensor(assay_context *ctx, const bs_run *run, const char *path, bs_microbatch *b,
+                            bs_tensor tensor);
 
 /* The weights of a layer, and in backward the gradients of them, as each shard has them; NULL ones are skipped. */
 typedef struct bs_layer {

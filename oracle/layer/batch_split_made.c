@@ -6,26 +6,6 @@
 #include <string.h>
 
 #include "oracle/base/memory.h"
-#include "oracle/ops/quantised_spread.h"
-
-assay_status bs_intermediates_show(assay_context *ctx, const bs_intermediates *made, const char *name,
-                                   int64_t microbatch, int64_t count, const double *values, double **spread)
-{
-    char path[ASSAY_PATH_SIZE], of_spread[ASSAY_PATH_SIZE];
-    if (made == NULL) return ASSAY_OK;
-    const int64_t parts = made->parts ? made->shards : 1, part = count / parts;
-    snprintf(path, sizeof path, "checkpoints/%s%.100s", made->prefix, name);
-    assay_spread_path(path, of_spread);
-    for (int64_t i = 0; i < parts && assay_wants(made->out, path); i++)
-        MUST(made->out->write(ctx, made->out->self, path, part, values + i * part));
-    if (!made->in->has(made->in->self, of_spread)) return ASSAY_OK;
-    MUST(assay_alloc_f64(ctx, of_spread, count, spread));
-    for (int64_t i = 0; i < parts; i++)
-        MUST(made->in->read(ctx, made->in->self, of_spread, (microbatch * parts + i) * part, part, *spread + i * part));
-    return ASSAY_OK;
-}
-
-/* --- parts of the whole batch --- */
 
 /* Those of routed rows have an axis of microbatches. */
 static int64_t rows_of(const bs_parts *p, const char *path)

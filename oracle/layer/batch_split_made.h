@@ -9,14 +9,7 @@ typedef struct bs_intermediates {
     const assay_sink *out;
     const char *prefix; /* of NAME: "layers/3/", or "" */
     bool after_forward; /* the gradient of a call that has shown what the forward function makes */
-    bool parts;         /* in a layer: of each shard's microbatch a part (bs_parts) */
-    int64_t shards;
 } bs_intermediates;
-
-/* Shows what all shards have of "checkpoints/NAME", of microbatch number `microbatch`. *spread: theirs, allocated, or
- * NULL. made NULL: nobody looks. */
-assay_status bs_intermediates_show(assay_context *ctx, const bs_intermediates *made, const char *name,
-                                   int64_t microbatch, int64_t count, const double *values, double **spread);
 
 /* Of a layer, tensors of the whole batch in parts: shard s of microbatch m makes part m M + s, parts come in this order, and lie in
  * rows that alternate between the microbatches. Row i of n in a part is row ((s n + i) f + m) of the tensor; n is rows of the

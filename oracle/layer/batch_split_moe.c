@@ -13,36 +13,14 @@
 static assay_status read_given(assay_context *ctx, const bs_run *run, int64_t layer, bs_microbatch *b)
 {
     const assay_source *in = run->stack->in;
-    const int64_t width = run->mla.sequence * run->routing.num_experts_per_tok;
-    const int64_t count = run->factor * bs_count(run, MB_GIVEN);
     char prefix[LAYER_PREFIX_SIZE], path[ASSAY_PATH_SIZE], held[ASSAY_PATH_SIZE], of_weights[ASSAY_PATH_SIZE];
-    OWNED int32_t *all = NULL;
-    int32_t *choices[ASSAY_MOST_MICROBATCHES];
-    OWNED double *all_weights = NULL;
-    double *weights[ASSAY_MOST_MICROBATCHES];
     layer_prefix(run->stack, layer, prefix);
     snprintf(path, sizeof path, "inputs/%sselected_experts", prefix);
     snprintf(of_weights, sizeof of_weights, "inputs/%srouting_weights", prefix);
-    for (int64_t i = 0; i < run->factor; i++) b[i].choice_is_input = in->has(in->self, path);
     snprintf(held, sizeof held, "routing/%sselected_experts", prefix);
-    if (in->has(in->self, held)) memcpy(path, held, sizeof path);
-    if (!in->has(in->self, path)) return ASSAY_OK;
-    MUST(assay_alloc_i32(ctx, path, count, &all));
-    MUST(in->read_i32(ctx, in->self, path, 0, count, all));
-    for (int64_t i = 0; i < run->factor; i++) {
-        MUST(bs_make(ctx, run, &b[i], MB_GIVEN));
-        choices[i] = b[i].indices[MB_GIVEN];
-    }
-    bs_split_i32(choices, all, run, width);
-    if (!in->has(in->self, of_weights)) return ASSAY_OK;
-    MUST(assay_alloc_f64(ctx, of_weights, count, &all_weights));
-    MUST(in->read(ctx, in->self, of_weights, 0, count, all_weights));
-    for (int64_t i = 0; i < run->factor; i++) {
-        MUST(bs_make(ctx, run, &b[i], MB_GIVEN_WEIGHTS));
-        weights[i] = b[i].values[MB_GIVEN_WEIGHTS];
-    }
-    bs_split(weights, all_weights, run, width);
-    return ASSAY_OK;
+    for (int64_t i = 0; i < run->factor; i++) b[i].choice_is_input = in->has(in->self, path);
+    MUST(bs_read_tensor(ctx, run, in->has(in->self, held) ? held : path, b, MB_GIVEN));
+    return b->indices[MB_GIVEN] == NULL ? ASSAY_OK : bs_read_tensor(ctx, run, of_weights, b, MB_GIVEN_WEIGHTS);
 }
 
 static assay_status route(assay_context *ctx, const bs_layer *at, bs_microbatch *b)

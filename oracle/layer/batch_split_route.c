@@ -7,58 +7,57 @@
 #include "oracle/mesh/collectives.h"
 #include "oracle/moe/shard_rows.h"
 
-/* Of one shard's gathered tokens, each of which has K copies; and of what there is one number of for each copy. */
-static assay_permute_dims row_dims(const bs_run *run)
+/* Of one shard's gathered tokens, each of which has K copies; or of what there is one number of for each copy. */
+static assay_permute_dims dims_of(const bs_run *run, bs_tensor sorted)
 {
-    return (assay_permute_dims){run->sizes.gathered, run->routing.num_experts_per_tok, run->routing.num_experts,
-                                run->mla.emb_dim};
+    const int64_t k = run->routing.num_experts_per_tok, experts = run->routing.num_experts;
+    return sorted == MB_ROW_WEIGHTS ? (assay_permute_dims){run->sizes.copies, 1, experts, 1}
+                                    : (assay_permute_dims){run->sizes.gathered, k, experts, run->mla.emb_dim};
 }
 
-static assay_permute_dims weight_dims(const bs_run *run)
-{
-    return (assay_permute_dims){run->sizes.copies, 1, run->routing.num_experts, 1};
-}
-
-/* The order [M,R] of the copies, and behind it the sizes [M,E] of all groups; allocated. */
-static assay_status make_order(assay_context *ctx, const bs_run *run, int32_t **order, const int32_t *selected_experts)
+/* The order [M,R] of the copies, and room for gathered rows; allocated. */
+static assay_status open_rows(assay_context *ctx, const bs_run *run, const assay_permute_dims *dims,
+                              const int32_t *rolled, double **gathered, int32_t **order)
 {
     const int64_t copies = run->sizes.copies, shards = run->sizes.shards, experts = run->routing.num_experts;
-    const assay_permute_dims dims = row_dims(run);
+    MUST(bs_alloc_shards(ctx, run, "gathered rows", dims->tokens, dims->emb_dim, gathered));
     MUST(bs_alloc_shards_i32(ctx, run, "order of copies", copies + experts, 1, order));
     for (int64_t shard = 0; shard < shards; shard++) {
         int32_t *sizes = *order + shards * copies + shard * experts;
-        MUST(assay_permute_order(ctx, *order + shard * copies, sizes, selected_experts + shard * copies, &dims));
+        MUST(assay_permute_order(ctx, *order + shard * copies, sizes, rolled + shard * copies, dims));
     }
     return ASSAY_OK;
 }
 
-/* sorted [M,R,width] from each shard's own [M,T/P,width]. */
-static assay_status gather_and_sort(assay_context *ctx, const bs_run *run, const assay_permute_dims *dims,
-                                    double *sorted, const double *own, const int32_t *selected_experts)
+/* sorted [M,R,width] from each shard's own [M,T,width], gathered over the expert axis. */
+static assay_status sort(assay_context *ctx, const bs_run *run, bs_microbatch *b, bs_tensor sorted, bs_tensor own,
+                         const int32_t *rolled)
 {
-    const assay_shape local = assay_shape_of(2, dims->tokens / run->sizes.expert_shards, dims->emb_dim);
+    const assay_permute_dims dims = dims_of(run, sorted);
+    const assay_shape local = assay_shape_of(2, dims.tokens / run->sizes.expert_shards, dims.emb_dim);
     OWNED double *gathered = NULL;
     OWNED int32_t *order = NULL;
-    MUST(bs_alloc_shards(ctx, run, "gathered rows", dims->tokens, dims->emb_dim, &gathered));
-    MUST(make_order(ctx, run, &order, selected_experts));
-    assay_all_gather(ctx, gathered, own, &local, 0, run->mesh, ASSAY_AXIS_EXPERT);
-    assay_sort_rows(sorted, gathered, order, run->sizes.shards, dims);
+    MUST(bs_make(ctx, run, b, sorted));
+    MUST(open_rows(ctx, run, &dims, rolled, &gathered, &order));
+    assay_all_gather(ctx, gathered, b->values[own], &local, 0, run->mesh, ASSAY_AXIS_EXPERT);
+    assay_sort_rows(b->values[sorted], gathered, order, run->sizes.shards, &dims);
     return ASSAY_OK;
 }
 
-/* Its transpose; `stored`: what is summed over shards may be stored before. */
-static assay_status unsort_and_scatter(assay_context *ctx, const bs_run *run, const assay_permute_dims *dims,
-                                       bool stored, double *own, const double *sorted, const int32_t *selected_experts)
+/* Its transpose: unsorted, summed over K ascending, psum_scattered over expert. Rows may be stored before they are summed over shards. */
+static assay_status unsort(assay_context *ctx, const bs_run *run, bs_microbatch *b, bs_tensor own, bs_tensor sorted,
+                           const int32_t *rolled)
 {
-    const assay_shape gathered = assay_shape_of(2, dims->tokens, dims->emb_dim);
+    const assay_permute_dims dims = dims_of(run, sorted);
+    const assay_shape gathered = assay_shape_of(2, dims.tokens, dims.emb_dim);
     OWNED double *sums = NULL;
     OWNED int32_t *order = NULL;
-    MUST(bs_alloc_shards(ctx, run, "unsorted rows", dims->tokens, dims->emb_dim, &sums));
-    MUST(make_order(ctx, run, &order, selected_experts));
-    MUST(assay_unsort_rows(ctx, sums, sorted, order, run->sizes.shards, dims));
-    if (stored && run->sizes.expert_shards > 1)
+    MUST(bs_make(ctx, run, b, own));
+    MUST(open_rows(ctx, run, &dims, rolled, &sums, &order));
+    MUST(assay_unsort_rows(ctx, sums, b->values[sorted], order, run->sizes.shards, &dims));
+    if (sorted != MB_ROW_WEIGHTS && run->sizes.expert_shards > 1)
         assay_round(ctx, ASSAY_ROUND_STORAGE, run->sizes.shards * assay_shape_count(&gathered), sums);
-    assay_psum_scatter(ctx, own, sums, &gathered, 0, run->mesh, ASSAY_AXIS_EXPERT);
+    assay_psum_scatter(ctx, b->values[own], sums, &gathered, 0, run->mesh, ASSAY_AXIS_EXPERT);
     return ASSAY_OK;
 }
 
@@ -83,41 +82,15 @@ assay_status bs_gather_choices(assay_context *ctx, const bs_run *run, bs_microba
 
 assay_status bs_route(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
-    const bs_run *run = at->run;
-    const assay_permute_dims weights = weight_dims(run);
-    MUST(bs_gather_choices(ctx, run, b));
-    MUST(bs_make(ctx, run, b, MB_ROW_WEIGHTS));
-    MUST(gather_and_sort(ctx, run, &weights, b->values[MB_ROW_WEIGHTS], b->values[MB_CHOICE_WEIGHTS],
-                         b->indices[MB_ROLLED]));
+    MUST(bs_gather_choices(ctx, at->run, b));
+    MUST(sort(ctx, at->run, b, MB_ROW_WEIGHTS, MB_CHOICE_WEIGHTS, b->indices[MB_ROLLED]));
     return bs_route_impl(ctx, at, b);
 }
 
 assay_status bs_route_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
-    const assay_permute_dims weights = weight_dims(at->run);
-    MUST(bs_make(ctx, at->run, d, MB_CHOICE_WEIGHTS));
-    MUST(unsort_and_scatter(ctx, at->run, &weights, false, d->values[MB_CHOICE_WEIGHTS], d->values[MB_ROW_WEIGHTS],
-                            b->indices[MB_ROLLED]));
+    MUST(unsort(ctx, at->run, d, MB_CHOICE_WEIGHTS, MB_ROW_WEIGHTS, b->indices[MB_ROLLED]));
     return bs_route_impl_bwd(ctx, at, b, d);
-}
-
-/* sorted [M,R,D] from x [M,T,D], gathered over the expert axis and sorted; and back: unsorted, summed over K ascending,
- * psum_scattered over expert. */
-static assay_status sort(assay_context *ctx, const bs_run *run, bs_microbatch *b, bs_tensor sorted, bs_tensor x,
-                         const int32_t *rolled)
-{
-    const assay_permute_dims rows = row_dims(run);
-    const assay_status status = bs_make(ctx, run, b, sorted);
-    return status != ASSAY_OK ? status : gather_and_sort(ctx, run, &rows, b->values[sorted], b->values[x], rolled);
-}
-
-static assay_status unsort(assay_context *ctx, const bs_run *run, bs_microbatch *b, bs_tensor x, bs_tensor sorted,
-                           const int32_t *rolled)
-{
-    const assay_permute_dims rows = row_dims(run);
-    const assay_status status = bs_make(ctx, run, b, x);
-    return status != ASSAY_OK ? status
-                              : unsort_and_scatter(ctx, run, &rows, true, b->values[x], b->values[sorted], rolled);
 }
 
 assay_status bs_route_impl(assay_context *ctx, const bs_layer *at, bs_microbatch *b)

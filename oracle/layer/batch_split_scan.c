@@ -49,23 +49,15 @@ void assay_batch_split_close(assay_batch_split *split)
 
 static assay_status make_freqs(assay_context *ctx, bs_run *run)
 {
-    assay_status status = ASSAY_OK;
-    const int64_t tokens = run->sizes.tokens, shards = run->sizes.shards;
-    int32_t *positions[ASSAY_MOST_MICROBATCHES] = {NULL};
+    const int64_t half = run->mla.rope.dim / 2, tokens = run->stack->tokens;
+    OWNED double *all = NULL;
+    MUST(assay_alloc_f64(ctx, "rotation angles", tokens * half, &all));
+    assay_rope_angles(ctx, all, run->stack->positions, tokens, &run->mla.rope);
     for (int64_t m = 0; m < run->factor; m++) {
-        TRY(assay_alloc_i32(ctx, "positions of a microbatch", shards * tokens, &positions[m]));
-        TRY(bs_alloc_shards(ctx, run, "rotation angles", tokens, run->mla.rope.dim / 2, &run->yarn_freqs[m]));
+        MUST(bs_alloc_shards(ctx, run, "rotation angles", run->sizes.tokens, half, &run->yarn_freqs[m]));
+        bs_move_rows(run, m, all, run->yarn_freqs[m], (size_t)(run->mla.sequence * half) * sizeof *all, false);
     }
-    bs_split_i32(positions, run->stack->positions, run, run->mla.sequence);
-    for (int64_t m = 0; m < run->factor; m++) {
-        for (int64_t shard = 0; shard < shards; shard++) {
-            assay_rope_angles(ctx, run->yarn_freqs[m] + shard * tokens * (run->mla.rope.dim / 2),
-                              positions[m] + shard * tokens, tokens, &run->mla.rope);
-        }
-    }
-cleanup:
-    for (int64_t m = 0; m < run->factor; m++) free(positions[m]);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status open_split(assay_context *ctx, const stack_run *stack, assay_batch_split **split)
@@ -315,14 +307,20 @@ static assay_status write_events(assay_context *ctx, const assay_batch_split *sp
     return status == ASSAY_OK ? write_hints(ctx, out, schedule, &dims) : status;
 }
 
+static void move_batch(const assay_batch_split *split, double *batch, bool to_batch)
+{
+    const bs_run *run = &split->run;
+    const size_t row = (size_t)(run->mla.sequence * run->mla.emb_dim) * sizeof *batch;
+    for (int64_t m = 0; m < run->factor; m++) bs_move_rows(run, m, batch, split->xs[m], row, to_batch);
+}
+
 assay_status assay_batch_split_forward(assay_context *ctx, const struct stack_run *stack, assay_batch_split **split,
                                        double **x)
 {
     MUST(open_split(ctx, stack, split));
-    const bs_run *run = &(*split)->run;
-    bs_split((*split)->xs, *x, run, run->mla.sequence * run->mla.emb_dim);
+    move_batch(*split, *x, false);
     MUST(scan_forward(ctx, *split));
-    bs_merge(*x, (const double *const *)(*split)->xs, run, run->mla.sequence * run->mla.emb_dim);
+    move_batch(*split, *x, true);
     if (stack->store == NULL) MUST(write_events(ctx, *split, false));
     return ASSAY_OK;
 }
@@ -330,10 +328,9 @@ assay_status assay_batch_split_forward(assay_context *ctx, const struct stack_ru
 assay_status assay_batch_split_backward(assay_context *ctx, const struct stack_run *stack, assay_batch_split *split,
                                         double *dy)
 {
-    bs_run *run = &split->run;
-    run->stack = stack;
-    bs_split(split->xs, dy, run, run->mla.sequence * run->mla.emb_dim);
+    split->run.stack = stack;
+    move_batch(split, dy, false);
     MUST(scan_backward(ctx, split));
-    bs_merge(dy, (const double *const *)split->xs, run, run->mla.sequence * run->mla.emb_dim);
+    move_batch(split, dy, true);
     return write_events(ctx, split, true);
 }

@@ -109,12 +109,8 @@ const bs_intermediates *bs_shown_open(bs_shown *s, const bs_run *run, int64_t la
     if (bs_recipe_of(run)->recipe == NULL) return NULL;
     layer_prefix(run->stack, layer, s->prefix);
     bs_parts_open(&s->parts, run->stack->in, run->stack->out, sizes->shards, run->factor, sizes->rows);
-    s->made = (bs_intermediates){.in = &s->parts.source,
-                                 .out = &s->parts.sink,
-                                 .prefix = s->prefix,
-                                 .after_forward = backward,
-                                 .parts = true,
-                                 .shards = sizes->shards};
+    s->made = (bs_intermediates){
+        .in = &s->parts.source, .out = &s->parts.sink, .prefix = s->prefix, .after_forward = backward};
     return &s->made;
 }
 
@@ -279,31 +275,40 @@ void bs_microbatch_free(bs_microbatch *b, const bs_run *run)
     *b = (bs_microbatch){0};
 }
 
+static void move_tensor(const bs_run *run, bs_microbatch *b, bs_tensor tensor, void *whole, bool to_batch)
+{
+    const size_t all = (size_t)bs_count(run, tensor) * (forms[tensor].integers ? sizeof(int32_t) : sizeof(double));
+    for (int64_t m = 0; m < run->factor; m++) {
+        void *own = forms[tensor].integers ? (void *)b[m].indices[tensor] : (void *)b[m].values[tensor];
+        bs_move_rows(run, m, whole, own, all / (size_t)(run->sizes.shards * run->sizes.rows), to_batch);
+    }
+}
+
 assay_status bs_write_tensor(assay_context *ctx, const bs_run *run, int64_t layer, const char *folder, const char *name,
                              const bs_microbatch *b, bs_tensor tensor)
 {
     const assay_sink *out = run->stack->out;
     const int64_t count = run->factor * bs_count(run, tensor);
-    const int64_t width = count / (run->sizes.shards * run->factor * run->sizes.rows);
-    const double *parts[ASSAY_MOST_MICROBATCHES];
-    const int32_t *of_integers[ASSAY_MOST_MICROBATCHES];
     char path[ASSAY_PATH_SIZE];
     OWNED double *whole = NULL;
-    OWNED int32_t *integers = NULL;
     if (!bs_wants(run, layer, folder, name, path)) return ASSAY_OK;
-    for (int64_t m = 0; m < run->factor; m++) {
-        parts[m] = b[m].values[tensor];
-        of_integers[m] = b[m].indices[tensor];
-    }
-    if (forms[tensor].integers) {
-        MUST(assay_alloc_i32(ctx, path, count, &integers));
-        bs_merge_i32(integers, of_integers, run, width);
-        MUST(out->write_i32(ctx, out->self, path, count, integers));
-    } else {
-        MUST(assay_alloc_f64(ctx, path, count, &whole));
-        bs_merge(whole, parts, run, width);
-        MUST(out->write(ctx, out->self, path, count, whole));
-    }
+    MUST(assay_alloc_f64(ctx, path, count, &whole));
+    move_tensor(run, (bs_microbatch *)(uintptr_t)b, tensor, whole, true);
+    return forms[tensor].integers ? out->write_i32(ctx, out->self, path, count, (const int32_t *)whole)
+                                  : out->write(ctx, out->self, path, count, whole);
+}
+
+assay_status bs_read_tensor(assay_context *ctx, const bs_run *run, const char *path, bs_microbatch *b, bs_tensor tensor)
+{
+    const assay_source *in = run->stack->in;
+    const int64_t count = run->factor * bs_count(run, tensor);
+    OWNED double *whole = NULL;
+    if (!in->has(in->self, path)) return ASSAY_OK;
+    MUST(assay_alloc_f64(ctx, path, count, &whole));
+    if (forms[tensor].integers) MUST(in->read_i32(ctx, in->self, path, 0, count, (int32_t *)whole));
+    if (!forms[tensor].integers) MUST(in->read(ctx, in->self, path, 0, count, whole));
+    for (int64_t m = 0; m < run->factor; m++) MUST(bs_make(ctx, run, &b[m], tensor));
+    move_tensor(run, b, tensor, whole, false);
     return ASSAY_OK;
 }
 

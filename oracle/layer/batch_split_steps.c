@@ -57,12 +57,24 @@ static void attention_steps(bs_steps *s, const bs_run *run, const assay_quant_re
     for (int i = 0; i < 3; i++) s->needed[i] = s->of[MB_QUERY + i];
 }
 
-static void norm_steps(bs_steps *s, const bs_run *run, int scale, bs_tensor x, bs_tensor y, graph_keeping kept)
+/* A recipe that quantises backward alone leaves the router as it is (arXiv 2412.19437, 3.3). */
+static void gate_steps(bs_steps *s, const bs_run *run, const assay_quant_recipe_config *recipe)
 {
-    graph *g = begin(s, run, scale);
-    s->of[x] = graph_input(g, "input", "aSD");
-    s->of[y] = graph_rms_norm(g, s->of[x], weight_of(s, run), run->stack->config->epsilon);
-    graph_end(g, s->of[y], kept);
+    static const assay_quant_recipe_config none = {0};
+    const bool quantises = recipe->recipe != NULL && recipe->recipe->x.scales != ASSAY_SCALES_NONE;
+    graph *g = begin(s, run, BS_GATE);
+    const int x = s->of[MB_X_NORM] = graph_input(g, "x_norm", "TD"), w = weight_of(s, run);
+    const int y = s->of[MB_LOGITS] = graph_linear(g, "TE", x, w, 0, quantises ? recipe : &none);
+    graph_quantised(g, "logits_gradient", "TE", y);
+    graph_end(g, y, GRAPH_LEFT);
+}
+
+static void norm_steps(bs_steps *s, const bs_run *run)
+{
+    graph *g = begin(s, run, BS_POST_NORM);
+    const int x = s->of[MB_MLA_OUT] = graph_input(g, "mla_out", "aSD"), w = weight_of(s, run);
+    s->of[MB_X_NORM] = graph_rms_norm(g, x, w, run->stack->config->epsilon);
+    graph_end(g, s->of[MB_X_NORM], GRAPH_STORED);
 }
 
 /* h is called as the module calls it. */
@@ -144,12 +156,11 @@ void bs_steps_open(bs_steps *steps, const assay_context *ctx, const bs_run *run,
                    const assay_quant_recipe_config *recipe, bool alone)
 {
     attention_steps(&steps[BS_STEPS_ATTENTION], run, alone ? recipe : NULL);
-    norm_steps(&steps[BS_STEPS_NORM], run, BS_POST_NORM, MB_MLA_OUT, MB_X_NORM, GRAPH_STORED);
+    gate_steps(&steps[BS_STEPS_GATE], run, recipe);
+    norm_steps(&steps[BS_STEPS_NORM], run);
     shared_steps(&steps[BS_STEPS_SHARED], run, recipe);
     routed_steps(&steps[BS_STEPS_ROUTED], run, recipe, assay_uses_second_form(ctx) && recipe->recipe == NULL);
-    if (!alone) return;
-    norm_steps(&steps[BS_STEPS_RMS_NORM], run, BS_PRE_NORM, MB_LAYER_INPUTS, MB_MLA_INPUTS, GRAPH_LEFT);
-    gmm_steps(&steps[BS_STEPS_GMM], run, recipe);
+    if (alone) gmm_steps(&steps[BS_STEPS_GMM], run, recipe);
 }
 
 /* --- runs --- */

@@ -21,8 +21,11 @@ static assay_tensor_row moe_row(const bs_run *run, int weight)
     const int64_t dim = run->mla.emb_dim, experts = moe->routing.num_experts;
     const assay_gated_mlp_config shared = assay_moe_shared_config(moe, 0);
     if (weight == BS_GATE)
-        return (assay_tensor_row){
-            .name = "gate/kernel", .kind = ASSAY_KERNEL, .axes = "DE", .shape = assay_shape_of(2, dim, experts)};
+        return (assay_tensor_row){.name = "gate/kernel",
+                                  .kind = ASSAY_KERNEL,
+                                  .axes = "DE",
+                                  .shape = assay_shape_of(2, dim, experts),
+                                  .inputs = 1};
     if (weight == BS_GATE_BIAS)
         return (assay_tensor_row){
             .name = "gate/bias", .kind = ASSAY_BIAS, .axes = "E", .shape = assay_shape_of(1, experts)};

@@ -6,12 +6,6 @@
 
 #include "oracle/quad/quad_blocks.h"
 
-/* A tensor of the forward function: what was given (a kernel as each shard has it, [M,..]), or a result. */
-typedef struct quad_argument {
-    quad_node node;
-    const int32_t *indices;
-} quad_argument;
-
 static inline bool quad_is_of_layer(const assay_function_tensor *tensor)
 {
     return tensor->tensor != MB_NONE && tensor->tensor < MB_OTHER_IN;
@@ -32,7 +26,8 @@ typedef struct quad_call {
     int64_t factor, parts; /* microbatches of the schedule; that the function has */
     int64_t layer;         /* inputs/layer_idx */
     quad_maker *make;
-    quad_argument arguments[ASSAY_FUNCTION_TENSORS];        /* of view->forward */
+    quad_node
+        arguments[ASSAY_FUNCTION_TENSORS]; /* of view->forward: given, a kernel as each shard has it, [M,..]; or made */
     quad_node made[MB_TENSORS][ASSAY_MOST_MICROBATCHES];    /* [M*rows,columns]; 0: not yet */
     int32_t *integers[MB_TENSORS][ASSAY_MOST_MICROBATCHES]; /* [M,..]; NULL: not yet */
     const int64_t *sorted[ASSAY_MOST_MICROBATCHES];         /* [M*R]: the choice of all shards in each sorted row */
@@ -44,7 +39,6 @@ void quad_finish(quad_call *c);
 
 /* Of functions by themselves: arguments and results by their paths. */
 quad_node quad_in(quad_call *c, const char *path, int64_t columns); /* all of it, in rows of so many */
-const int32_t *quad_in_indices(quad_call *c, const char *path);
 void quad_give(quad_call *c, const char *path, quad_node y);
 int32_t *quad_give_indices(quad_call *c, const char *path); /* to be filled */
 

@@ -15,17 +15,12 @@ static int place_of(const quad_call *c, const char *path)
 
 quad_node quad_in(quad_call *c, const char *path, int64_t columns)
 {
-    return quad_view(c->t, c->arguments[place_of(c, path)].node, columns);
-}
-
-const int32_t *quad_in_indices(quad_call *c, const char *path)
-{
-    return c->arguments[place_of(c, path)].indices;
+    return quad_view(c->t, c->arguments[place_of(c, path)], columns);
 }
 
 void quad_give(quad_call *c, const char *path, quad_node y)
 {
-    c->arguments[place_of(c, path)].node = y;
+    c->arguments[place_of(c, path)] = y;
 }
 
 int32_t *quad_give_indices(quad_call *c, const char *path)
@@ -38,7 +33,7 @@ int32_t *quad_give_indices(quad_call *c, const char *path)
 quad_node quad_weight(quad_call *c, int weight, int64_t columns)
 {
     for (int i = 0; i < c->view->forward.count; i++)
-        if (c->view->forward.items[i].weight == weight) return quad_view(c->t, c->arguments[i].node, columns);
+        if (c->view->forward.items[i].weight == weight) return quad_view(c->t, c->arguments[i], columns);
     return 0;
 }
 
@@ -170,8 +165,8 @@ void quad_take(quad_call *c)
     for (int i = 0; i < c->view->forward.count; i++) {
         const assay_function_tensor *tensor = &c->view->forward.items[i];
         if (tensor->result || tensor->integers) continue;
-        c->arguments[i].node = take_numbers(c, tensor);
-        if (quad_is_of_layer(tensor)) spread(c, tensor, c->arguments[i].node);
+        c->arguments[i] = take_numbers(c, tensor);
+        if (quad_is_of_layer(tensor)) spread(c, tensor, c->arguments[i]);
     }
     for (int i = 0; i < c->view->own.count; i++) {
         const assay_function_tensor *own = &c->view->own.items[i];
@@ -179,12 +174,11 @@ void quad_take(quad_call *c)
         const int32_t *given = quad_input_indices(c->t, own->path, assay_shape_count(&own->shape));
         if (own->holds == ASSAY_HOLDS_LAYER && given != NULL) c->layer = given[0];
         c->integers[own->tensor][c->parts - 1] = (int32_t *)given; /* which nobody writes to */
-        if (!c->view->backward) c->arguments[place_of(c, own->path)].indices = given;
     }
 }
 
 /* Of NAME its results. */
-static void give(quad_call *c, const assay_function_tensor *tensor, quad_argument *a)
+static void give(quad_call *c, const assay_function_tensor *tensor, quad_node *a)
 {
     const int64_t count = assay_shape_count(&tensor->shape);
     if (tensor->integers) {
@@ -193,19 +187,19 @@ static void give(quad_call *c, const assay_function_tensor *tensor, quad_argumen
         int32_t *to = quad_put_indices(c->t, tensor->path, tensor->shape);
         if (made != NULL && to != NULL) memcpy(to, made, (size_t)count * sizeof *to);
     } else {
-        if (quad_is_of_layer(tensor)) a->node = collected(c, tensor);
-        quad_put(c->t, tensor->path, tensor->shape, a->node);
+        if (quad_is_of_layer(tensor)) *a = collected(c, tensor);
+        quad_put(c->t, tensor->path, tensor->shape, *a);
     }
 }
 
 /* Of NAME_bwd what comes back to NAME's results. */
-static void seed(quad_call *c, const assay_function_tensor *tensor, quad_argument *a)
+static void seed(quad_call *c, const assay_function_tensor *tensor, quad_node *a)
 {
     for (int k = 0; c->t->back && k < c->view->own.count; k++) {
         const assay_function_tensor *own = &c->view->own.items[k];
         if (own->result || !own->gradient || strcmp(own->of, tensor->path) != 0) continue;
-        if (quad_is_of_layer(tensor)) a->node = collected(c, tensor);
-        if (c->t->status == ASSAY_OK) quad_seed(c->t, a->node, own->path);
+        if (quad_is_of_layer(tensor)) *a = collected(c, tensor);
+        if (c->t->status == ASSAY_OK) quad_seed(c->t, *a, own->path);
     }
 }
 
@@ -214,7 +208,7 @@ static void give_gradients(quad_call *c)
 {
     for (int i = 0; i < c->view->own.count; i++) {
         const assay_function_tensor *own = &c->view->own.items[i];
-        if (own->result) quad_put_gradient(c->t, own->path, own->shape, c->arguments[place_of(c, own->of)].node);
+        if (own->result) quad_put_gradient(c->t, own->path, own->shape, c->arguments[place_of(c, own->of)]);
     }
 }
 

@@ -57,16 +57,17 @@ static quad_node query(quad_call *c, int64_t i)
 }
 
 /* Of keys and values the latent, and what all heads share. */
-static void make_latent(quad_call *c, int64_t i)
+static quad_node make_latent(quad_call *c, int64_t i)
 {
     const assay_mla_config *m = c->mla;
     const int64_t rank = m->kv_lora_rank, rope = m->rope.dim;
     const quad_node low = layer(c, quad_at(c, MB_MLA_INPUTS, i), BS_MLA + ASSAY_MLA_WKV_A, rank + rope);
     quad_set(c, MB_LOW_RANK, i, normed(c, quad_columns_of(c->t, low, 0, rank), BS_MLA + ASSAY_MLA_KV_NORM, m->epsilon));
     quad_set(c, MB_KEY_ROPE, i, quad_turned(c, quad_columns_of(c->t, low, rank, rope), quad_at(c, MB_ANGLES, i)));
+    return 0;
 }
 
-static void make_key_value(quad_call *c, int64_t i)
+static quad_node make_key_value(quad_call *c, int64_t i)
 {
     const assay_mla_config *m = c->mla;
     const int64_t nope = m->qk_nope_head_dim, heads = m->heads, width = heads * (nope + m->v_head_dim);
@@ -76,10 +77,11 @@ static void make_key_value(quad_call *c, int64_t i)
              quad_heads_beside(c->t, quad_of_heads(c->t, both, heads, 0, nope),
                                quad_view(c->t, shared, heads * m->rope.dim), heads));
     quad_set(c, MB_VALUE, i, quad_of_heads(c->t, both, heads, nope, m->v_head_dim));
+    return 0;
 }
 
 /* Rows of the batch are the shards', one after the other. */
-static void make_attention(quad_call *c, int64_t i)
+static quad_node make_attention(quad_call *c, int64_t i)
 {
     const assay_mla_config *m = c->mla;
     const assay_attention_config config = {.batch = c->s.shards * c->s.rows,
@@ -94,6 +96,7 @@ static void make_attention(quad_call *c, int64_t i)
              quad_attend(c->t, &config, quad_at(c, MB_QUERY, i), quad_at(c, MB_KEY, i), quad_at(c, MB_VALUE, i), 0,
                          NULL, &lse));
     quad_set(c, MB_LSE, i, lse);
+    return 0;
 }
 
 /* --- choosing --- */
@@ -115,7 +118,7 @@ quad_node quad_choose(quad_call *c, quad_node biased, quad_node scores, int32_t 
     return quad_times(t, quad_over_sum(t, gathered, 0), config->routed_scaling_factor);
 }
 
-static void make_choice(quad_call *c, int64_t i)
+static quad_node make_choice(quad_call *c, int64_t i)
 {
     const int64_t experts = c->routing->num_experts, tokens = c->s.shards * c->s.tokens;
     int32_t *selected = quad_keep(c->t, tokens * c->routing->num_experts_per_tok, sizeof *selected);
@@ -127,6 +130,7 @@ static void make_choice(quad_call *c, int64_t i)
     const quad_node biased = quad_add_row(c->t, scores, quad_weight(c, BS_GATE_BIAS, experts));
     quad_set(c, MB_CHOICE_WEIGHTS, i, quad_choose(c, biased, scores, selected));
     c->integers[MB_CHOICES][i] = selected;
+    return 0;
 }
 
 /* Of each shard's choices how many are of each expert. */
@@ -233,7 +237,7 @@ static quad_node kept(quad_call *c, bs_tensor tensor, int64_t i, quad_node y)
 }
 
 /* Merged, the two kernels are side by side, which a recipe quantises together. */
-static void make_gating(quad_call *c, int64_t i)
+static quad_node make_gating(quad_call *c, int64_t i)
 {
     const int64_t width = c->config->stack.moe.moe_mlp_dim, *group = groups(c, i);
     const quad_node x = quad_at(c, MB_ROWS, i);
@@ -245,6 +249,7 @@ static void make_gating(quad_call *c, int64_t i)
         const quad_node y = merged ? quad_columns_of(c->t, both, k * width, width) : times(c, x, w[k], group);
         quad_set(c, k == 0 ? MB_GATE : MB_UP, i, kept(c, k == 0 ? MB_MLPWI_0 : MB_MLPWI_1, i, y));
     }
+    return 0;
 }
 
 static quad_node first_rows(quad_call *c, bs_tensor of, int64_t i)
@@ -284,12 +289,36 @@ static quad_node shared_out(quad_call *c, int64_t i)
 
 /* --- the data flow --- */
 
-/* One that is made alone. */
+/* 0: it was set, with what is made beside it. */
 static quad_node value(quad_call *c, bs_tensor tensor, int64_t i)
 {
     const int64_t dim = c->mla->emb_dim, rows = c->s.shards * c->s.copies, tokens = c->s.shards * c->s.tokens;
     const double epsilon = c->config->stack.epsilon;
     switch (tensor) {
+    case MB_COUNTS:
+        c->integers[tensor][i] = counts(c, quad_integers_at(c, MB_CHOICES, i));
+        return 0;
+    case MB_ROLLED:
+        c->integers[tensor][i] = roll(c, quad_integers_at(c, MB_CHOICES, i));
+        return 0;
+    case MB_OWN_COUNTS:
+        c->integers[tensor][i] = own_counts(c, quad_integers_at(c, MB_COUNTS, i));
+        return 0;
+    case MB_LOW_RANK:
+    case MB_KEY_ROPE:
+        return make_latent(c, i);
+    case MB_KEY:
+    case MB_VALUE:
+        return make_key_value(c, i);
+    case MB_ATTN_OUT:
+    case MB_LSE:
+        return make_attention(c, i);
+    case MB_CHOICES:
+    case MB_CHOICE_WEIGHTS:
+        return make_choice(c, i);
+    case MB_GATE:
+    case MB_UP:
+        return make_gating(c, i);
     case MB_MLA_INPUTS:
         return normed(c, quad_at(c, MB_LAYER_INPUTS, i), BS_PRE_NORM, epsilon);
     case MB_QUERY:
@@ -327,23 +356,6 @@ static quad_node value(quad_call *c, bs_tensor tensor, int64_t i)
 
 void quad_make(quad_call *c, bs_tensor tensor, int64_t i)
 {
-    if (tensor == MB_COUNTS) {
-        c->integers[tensor][i] = counts(c, quad_integers_at(c, MB_CHOICES, i));
-    } else if (tensor == MB_ROLLED) {
-        c->integers[tensor][i] = roll(c, quad_integers_at(c, MB_CHOICES, i));
-    } else if (tensor == MB_OWN_COUNTS) {
-        c->integers[tensor][i] = own_counts(c, quad_integers_at(c, MB_COUNTS, i));
-    } else if (tensor == MB_LOW_RANK || tensor == MB_KEY_ROPE) {
-        make_latent(c, i);
-    } else if (tensor == MB_KEY || tensor == MB_VALUE) {
-        make_key_value(c, i);
-    } else if (tensor == MB_ATTN_OUT || tensor == MB_LSE) {
-        make_attention(c, i);
-    } else if (tensor == MB_CHOICE_WEIGHTS || tensor == MB_CHOICES) {
-        make_choice(c, i);
-    } else if (tensor == MB_GATE || tensor == MB_UP) {
-        make_gating(c, i);
-    } else {
-        quad_set(c, tensor, i, value(c, tensor, i));
-    }
+    const quad_node y = value(c, tensor, i);
+    if (y != 0) quad_set(c, tensor, i, y);
 }

@@ -16,33 +16,15 @@ static void initialize_yarn_mask(quad_call *c)
     }
 }
 
-/* The definition, and the module's divisor of the ramp. */
-static quad frequency(const assay_rope_config *rope, int64_t i)
-{
-    const quad theta = rope->rope_max_timescale, dim = rope->dim, base = powq(theta, -2 * (quad)i / dim);
-    if (!rope->yarn) return base;
-    quad ends[2] = {rope->beta_fast, rope->beta_slow};
-    for (int k = 0; k < 2; k++)
-        ends[k] = dim * logq(rope->original_max_position_embeddings / (ends[k] * 2 * M_PIq)) / (2 * logq(theta));
-    if (rope->truncate) {
-        ends[0] = floorq(ends[0]);
-        ends[1] = ceilq(ends[1]);
-    }
-    const quad low = fmaxq(ends[0], 0), high = fminq(ends[1], dim - 1);
-    const quad ramp = (i - low) / (high > low ? high - low : (quad)0.001Q);
-    const quad smooth = 1 - fminq(fmaxq(ramp, 0), 1);
-    return base / rope->rope_factor * (1 - smooth) + base * smooth;
-}
-
 static void initialize_yarn_freqs(quad_call *c)
 {
     const assay_rope_config *rope = &c->mla->rope;
-    const int32_t *positions = quad_in_indices(c, "inputs/positions");
+    const int32_t *positions = c->integers[MB_OTHER_IN][0];
     const int64_t tokens = c->s.shards * c->s.tokens;
     quad *freqs;
     quad_give(c, "outputs/yarn_freqs", quad_constant(c->t, tokens, rope->dim, &freqs));
     for (int64_t i = 0; freqs != NULL && i < tokens * rope->dim; i++)
-        freqs[i] = positions[i / rope->dim] * frequency(rope, i % rope->dim / 2);
+        freqs[i] = positions[i / rope->dim] * quad_frequency(rope, i % rope->dim / 2);
 }
 
 static void yarn(quad_call *c)

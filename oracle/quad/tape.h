@@ -166,6 +166,7 @@ quad_node quad_requantise(quad_tape *t, quad_node h, const assay_quantize_config
 /* --- attention --- */
 /* x [tokens,heads*Dr] rotated by what turns [tokens,Dr] says: for each pair cosine and sine of its angle times the attention factor. */
 quad_node quad_rotate(quad_tape *t, quad_node x, const assay_rope_config *config, const quad *turns);
+quad quad_frequency(const assay_rope_config *config, int64_t i); /* of pair i */
 quad *quad_turns(quad_tape *t, const assay_rope_config *config, int64_t tokens, const int32_t *positions);
 /* query [B*S,N*Dq], key [B*S,Nkv*Dq], value [B*S,Nkv*Dv], sinks [1,N] or 0, segment_ids [B,S] or NULL -> [B*S,N*Dv]; lse [B*N,S]. */
 quad_node quad_attend(quad_tape *t, const assay_attention_config *config, quad_node query, quad_node key,

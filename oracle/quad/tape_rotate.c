@@ -29,7 +29,7 @@ static quad correction(const assay_rope_config *config, double rotations)
            (2 * logq(config->rope_max_timescale));
 }
 
-static quad frequency(const assay_rope_config *config, int64_t i)
+quad quad_frequency(const assay_rope_config *config, int64_t i)
 {
     quad base = 1 / powq(config->rope_max_timescale, (quad)(2 * i) / config->dim);
     if (!config->yarn) return base;
@@ -62,7 +62,7 @@ quad *quad_turns(quad_tape *t, const assay_rope_config *config, int64_t tokens, 
     }
     quad *turns = t->status == ASSAY_OK ? quad_keep(t, tokens * config->dim, sizeof *turns) : NULL;
     for (int64_t i = 0; turns != NULL && i < config->dim / 2; i++) {
-        const quad radians = frequency(config, i), factor = attention_factor(config);
+        const quad radians = quad_frequency(config, i), factor = attention_factor(config);
         for (int64_t token = 0; token < tokens; token++) {
             turns[token * config->dim + 2 * i] = factor * cosq(positions[token] * radians);
             turns[token * config->dim + 2 * i + 1] = factor * sinq(positions[token] * radians);

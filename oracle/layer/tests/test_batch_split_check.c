@@ -11,21 +11,21 @@ TEST(rows_alternate)
     const bs_run run = {.factor = FACTOR, .sizes = {.shards = SHARDS, .rows = ROWS}};
     double x[COUNT], back[COUNT], parts[FACTOR][SHARDS * ROWS * WIDTH];
     int32_t y[COUNT], y_back[COUNT], y_parts[FACTOR][SHARDS * ROWS * WIDTH];
-    double *const split[FACTOR] = {parts[0], parts[1], parts[2]};
-    int32_t *const y_split[FACTOR] = {y_parts[0], y_parts[1], y_parts[2]};
     for (int i = 0; i < COUNT; i++) y[i] = i, x[i] = i;
     assay_fill_nan(&parts[0][0], COUNT);
     assay_fill_nan(back, COUNT);
-    bs_split(split, x, &run, WIDTH);
-    bs_split_i32(y_split, y, &run, WIDTH);
+    for (int m = 0; m < FACTOR; m++) {
+        bs_move_rows(&run, m, x, parts[m], WIDTH * sizeof *x, false);
+        bs_move_rows(&run, m, y, y_parts[m], WIDTH * sizeof *y, false);
+        bs_move_rows(&run, m, back, parts[m], WIDTH * sizeof *x, true);
+        bs_move_rows(&run, m, y_back, y_parts[m], WIDTH * sizeof *y, true);
+    }
     for (int i = 0; i < COUNT; i++) {
         const int row = i / WIDTH % (FACTOR * ROWS), shard = i / WIDTH / (FACTOR * ROWS);
         const int at = (shard * ROWS + row / FACTOR) * WIDTH + i % WIDTH;
         assert_true(parts[row % FACTOR][at] == x[i]);
         assert_int_equal(y_parts[row % FACTOR][at], y[i]);
     }
-    bs_merge(back, (const double *const *)split, &run, WIDTH);
-    bs_merge_i32(y_back, (const int32_t *const *)y_split, &run, WIDTH);
     assert_memory_equal(back, x, sizeof x);
     assert_memory_equal(y_back, y, sizeof y);
 }
