@@ -1,5 +1,5 @@
-/* The decoder blocks: MaxText's (DecoderBlockType), GLM-4.5's and Kimi-K2's, those of which the experts or the router
- * alone are known, and what each decides about the formulas. */
+/* The decoder blocks: MaxText's (DecoderBlockType), GLM-4.5's and Kimi-K2's, grouped queries with
+ * DeepSeek-V3's experts, those of which the experts or the router alone are known, and what each decides about the formulas. */
 #pragma once
 
 #include "oracle/moe/routing.h"
@@ -15,6 +15,7 @@ enum {
     ASSAY_BLOCK_LAYER = 1 << 7,        /* its layers are what decoder_layer computes */
     ASSAY_BLOCK_ALTERNATES = 1 << 8,   /* the window of its attention is that of every other layer */
     ASSAY_BLOCK_NORMS_HEADS = 1 << 9,  /* its layers honour use_qk_norm */
+    ASSAY_BLOCK_MIXED = 1 << 12,       /* layers with grouped-query attention may be dense, and have shared experts */
     ASSAY_BLOCK_MOE = 1 << 10,         /* nothing but its router and experts is known */
     ASSAY_BLOCK_ROUTER = 1 << 11,      /* nor its experts */
 
@@ -55,6 +56,8 @@ enum {
     X("envy", DEFAULT, 0)                                                                                              \
     X("simple", DEFAULT, ASSAY_BLOCK_UNGATED)                                                                          \
     X("simple_mlp", DEFAULT, ASSAY_BLOCK_UNGATED)                                                                      \
+    X("grouped_deepseek3", DEEPSEEK3,                                                                                  \
+      ASSAY_BLOCK_GROUPED_LAYER | ASSAY_BLOCK_SCALES_QUERY | ASSAY_BLOCK_NORMS_HEADS | ASSAY_BLOCK_MIXED)              \
     X("moe_deepseek3", DEEPSEEK3, ASSAY_BLOCK_MOE | ASSAY_BLOCK_CLAMPS)                                                \
     X("moe_deepseek2", DEEPSEEK2, ASSAY_BLOCK_MOE)                                                                     \
     X("moe_default", DEFAULT, ASSAY_BLOCK_MOE)                                                                         \

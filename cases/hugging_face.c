@@ -107,6 +107,31 @@ static bool is_one_of(const char *values, const yaml_node_t *node)
     return assay_maxtext_value_changes_nothing(&listed, empty ? "[]" : text_of(node));
 }
 
+static const char *item_of(const assay_yaml *y, const yaml_node_t *list, int64_t i)
+{
+    return list == NULL || list->type != YAML_SEQUENCE_NODE ||
+                   i >= list->data.sequence.items.top - list->data.sequence.items.start
+               ? ""
+               : text_of(yaml_document_get_node(y->document, list->data.sequence.items.start[i]));
+}
+
+/* [dense, dense, sparse ...] */
+static assay_status read_dense_layers(const hf_reader *r, const char *name, const yaml_node_t *list)
+{
+    const int64_t count =
+        list->type == YAML_SEQUENCE_NODE ? list->data.sequence.items.top - list->data.sequence.items.start : 0;
+    int64_t dense = 0, all = 0;
+    for (; strcmp(item_of(r->y, list, dense), "dense") == 0; dense++) {
+    }
+    for (all = dense; strcmp(item_of(r->y, list, all), "sparse") == 0; all++) {
+    }
+    if (count == 0 || all < count)
+        return assay_yaml_refuse_value(r->y, list, name, "layers that are dense, and behind them sparse ones");
+    r->config->first_num_dense_layers = dense;
+    r->config->given[ASSAY_KEY_AT_first_num_dense_layers] = true;
+    return ASSAY_OK;
+}
+
 static assay_status read_pair(hf_reader *r, const char *name, const yaml_node_t *key_node, const yaml_node_t *value)
 {
     key_rule rule;
@@ -117,6 +142,7 @@ static assay_status read_pair(hf_reader *r, const char *name, const yaml_node_t 
         snprintf(wanted, sizeof wanted, "%s (no operation here has another)", rule.only);
         return assay_yaml_refuse_value(r->y, value, name, wanted);
     }
+    if (strcmp(rule.to[0], "dense_layers") == 0) return read_dense_layers(r, name, value);
     if (strcmp(rule.to[0], "shared_width") == 0)
         return assay_yaml_integer(r->y, value, name, 0, INT32_MAX, &r->shared_width);
     for (int i = 0; i < 2 && rule.to[i][0] != '\0' && !is_null(value) && status == ASSAY_OK; i++) {
@@ -261,13 +287,6 @@ static assay_status require_key(const hf_reader *r, const char *name, bool may_b
     }
     if (may_be_null || !is_null(value)) return ASSAY_OK;
     return assay_yaml_refuse(r->y, value, "%s is null, expected a value", name);
-}
-
-static const char *item_of(const assay_yaml *y, const yaml_node_t *list, int i)
-{
-    return list == NULL || list->data.sequence.items.start + i >= list->data.sequence.items.top
-               ? ""
-               : text_of(yaml_document_get_node(y->document, list->data.sequence.items.start[i]));
 }
 
 /* Of one thing: what transformers wrote, and what it writes since version 5. */

@@ -81,7 +81,7 @@ def small(family, cls):
             keys[name] = json.loads(rule.only[0]) if re.match(r"[\d.]+$|true$|false$|null$", rule.only[0]) else rule.only[0]
     for name in family.either:
         if name not in cls().to_dict():
-            del keys[name]
+            keys.pop(name, None)
     if family.name == "llama4_text":
         keys.update(num_experts_per_tok=1, intermediate_size_mlp=48)
     if family.name == "deepseek_v2":

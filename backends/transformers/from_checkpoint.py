@@ -22,6 +22,7 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "harness/backe
 import h5py
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, masking_utils
 from transformers.utils.logging import disable_progress_bar
 
@@ -34,6 +35,9 @@ DEEPSEEK = dict(hidden_size=32, intermediate_size=48, moe_intermediate_size=16, 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 4096}
 PLAIN = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8, vocab_size=32, num_experts_per_tok=2,
              max_position_embeddings=4096, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+LITE = {**{name: value for name, value in DEEPSEEK.items() if name != "first_k_dense_replace"}, "mlp_layer_types": ["dense", "sparse"]}
+MIXED = dict(PLAIN, intermediate_size=48, moe_intermediate_size=16, n_routed_experts=8, n_shared_experts=2, n_group=4, topk_group=2,
+             routed_scaling_factor=2.5, norm_topk_prob=True)
 
 # model type, keys, layer (None: all of them, a stack), first position
 MODELS = {
@@ -63,6 +67,21 @@ MODELS = {
     "mixtral-stack": ("mixtral", dict(PLAIN, intermediate_size=24, num_local_experts=4), None, 0),
     "qwen3_moe": ("qwen3_moe", dict(PLAIN, intermediate_size=48, moe_intermediate_size=16, num_experts=8, norm_topk_prob=True), 1, 0),
     "qwen3_moe-not-divided": ("qwen3_moe", dict(PLAIN, intermediate_size=48, moe_intermediate_size=16, num_experts=8), 1, 0),
+    "sarvam_mla": ("sarvam_mla", dict(DEEPSEEK, n_group=1, topk_group=1), 1, 9000),
+    "glm4_moe_lite": ("glm4_moe_lite", dict(LITE, n_group=1, topk_group=1), 1, 9000),
+    "glm4_moe_lite-dense": ("glm4_moe_lite", dict(LITE, n_group=4, topk_group=2), 0, 0),
+    "glm4_moe_lite-stack": ("glm4_moe_lite", dict(LITE, n_group=4, topk_group=2), None, 9000),
+    "dots1": ("dots1", dict(MIXED, first_k_dense_replace=1), 1, 3000),
+    "dots1-dense": ("dots1", dict(MIXED, first_k_dense_replace=1), 0, 0),
+    "dots1-stack": ("dots1", dict(MIXED, first_k_dense_replace=1), None, 3000),
+    "hy_v3": ("hy_v3", dict(PLAIN, intermediate_size=48, moe_intermediate_size=16, num_experts=8, num_shared_experts=1, router_scaling_factor=2.826,
+                            mlp_layer_types=["dense", "sparse"]), 1, 3000),
+    "hy_v3-stack": ("hy_v3", dict(PLAIN, intermediate_size=48, moe_intermediate_size=16, num_experts=8, num_shared_experts=1, router_scaling_factor=2.826,
+                                  mlp_layer_types=["dense", "sparse"]), None, 0),
+    "sarvam_moe": ("sarvam_moe", dict(MIXED, first_k_dense_replace=1, use_qk_norm=True), 1, 3000),
+    "sarvam_moe-no-norm": ("sarvam_moe", dict(MIXED, first_k_dense_replace=1, use_qk_norm=False), 1, 0),
+    "solar_open": ("solar_open", {name: value for name, value in MIXED.items() if name != "intermediate_size"}, 1, 3000),
+    "solar_open-stack": ("solar_open", {name: value for name, value in MIXED.items() if name != "intermediate_size"}, None, 3000),
     "gpt_oss": ("gpt_oss", dict(PLAIN, intermediate_size=16, num_local_experts=4, sliding_window=3, max_position_embeddings=131072,
                                 rope_parameters=dict(YARN, rope_theta=150000.0, factor=32.0, truncate=False)), 0, 5000),
     "gpt_oss-global": ("gpt_oss", dict(PLAIN, intermediate_size=16, num_local_experts=4, sliding_window=3, max_position_embeddings=131072,
@@ -77,8 +96,6 @@ KNOWN = {
     "deepseek_v3-yarn-two-mscales": "no operation has two of them",
     "deepseek_v3-not-divided": "no operation has it",
     "deepseek_v2-divided": "no operation has it; transformers' router does not look at norm_topk_prob",
-    "qwen3_moe": "transformers 5.24 writes num_local_experts, assay expects num_experts",
-    "qwen3_moe-not-divided": "the same",
 }
 BATCH, TOKENS = 2, 7
 
@@ -91,7 +108,11 @@ def save(kind, keys, folder):
     for name, tensor in model.state_dict().items():
         norm = "norm" in name
         tensor.copy_((torch.randn_like(tensor) * (0.1 if norm or "bias" in name else 0.2) + norm).bfloat16().float())
-    model.save_pretrained(folder)
+    if kind == "sarvam_moe":  # its checkpoints fuse queries, keys and values: here is what the module has
+        config.save_pretrained(folder)
+        save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, str(pathlib.Path(folder) / "model.safetensors"), {"format": "pt"})
+    else:
+        model.save_pretrained(folder)
 
 
 def case_of(kind, layer, start, folder, more):
@@ -221,7 +242,8 @@ def main():
         folder.mkdir(parents=True, exist_ok=True)
         kind, keys, layer, _ = MODELS[name]
         said = {"latent_norm_epsilon": 1e-6} if name.endswith("-said") else {}
-        if kind.startswith("deepseek") and layer is not None and layer >= keys["first_k_dense_replace"]:
+        dense = keys.get("first_k_dense_replace", keys.get("mlp_layer_types", []).count("dense"))
+        if kind != "glm4_moe" and layer is not None and 0 < dense <= layer:
             said["first_num_dense_layers"] = 0  # a layer alone is dense or not by this key
         if name == "gpt_oss-global":
             said["attention_type"] = "global"

@@ -168,10 +168,11 @@ static assay_status check_grouped_layer(const model_check *check)
     const assay_model_config *m = &check->c->config;
     const char *block = m->decoder_block.text, *type = m->attention_type.text;
     const bool alternates = assay_block_has(block, ASSAY_BLOCK_ALTERNATES);
-    if (m->first_num_dense_layers > 0) {
+    const bool mixed = assay_block_has(block, ASSAY_BLOCK_MIXED);
+    if (m->first_num_dense_layers > 0 && !mixed) {
         return refuse(check, ASSAY_KEY_AT_first_num_dense_layers, "0", "has experts in every layer");
     }
-    if (m->shared_experts > 0) return refuse(check, ASSAY_KEY_AT_shared_experts, "0", "has no shared expert");
+    if (m->shared_experts > 0 && !mixed) return refuse(check, ASSAY_KEY_AT_shared_experts, "0", "has no shared expert");
     if (m->use_batch_split_schedule) {
         return refuse(check, ASSAY_KEY_AT_use_batch_split_schedule, "false", "has no such schedule");
     }

@@ -22,6 +22,10 @@ NUMBERED = {"hidden_size": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_
 LOCAL = {"hidden_size": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 12}
 GROUPED = {**ROUTED, "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "norm_topk_prob": True, "routed_scaling_factor": 2.5}
 
+HY = {"model_type": "hy_v3", **NUMBERED, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-5,
+      "max_position_embeddings": 64, "rope_theta": 1e4, "intermediate_size": 24, "router_scaling_factor": 2.5, "num_shared_experts": 1,
+      "mlp_layer_types": ["dense", "sparse"]}  # fmt: skip
+
 
 def sigmoid(x: Numbers) -> Numbers:
     return 1 / (1 + np.exp(-x))
@@ -50,7 +54,7 @@ def groups(scores: Numbers, count: int, kept: int) -> Numbers:
 
 # model type, configuration, weights [tokens, experts] of logits and bias
 KINDS: list[tuple[str, dict[str, object], Any]] = [
-    ("dots1", GROUPED, lambda x, b: 2.5 * divided(sigmoid(x) * best(groups(sigmoid(x) + b, 4, 2), 3))),
+    ("deepseek_v32", GROUPED, lambda x, b: 2.5 * divided(sigmoid(x) * best(groups(sigmoid(x) + b, 4, 2), 3))),
     ("glm_moe_dsa", {**GROUPED, "n_group": 1, "topk_group": 1}, lambda x, b: 2.5 * divided(sigmoid(x) * best(sigmoid(x) + b, 3))),
     ("minimax_m2", LOCAL, lambda x, b: divided(sigmoid(x) * best(sigmoid(x) + b, 3))),
     ("deepseek_v4", {**ROUTED, "scoring_func": "sqrtsoftplus", "norm_topk_prob": True, "routed_scaling_factor": 1.5},
@@ -72,7 +76,7 @@ KINDS: list[tuple[str, dict[str, object], Any]] = [
 
 def test_table() -> None:
     """Each rule has keys of MaxText that there are, and each family what it is made of; no word is in two lists."""
-    keys = {line.split(",")[0] for line in (ROOT / "docs" / "keys.csv").read_text().splitlines()} | {"shared_width"}
+    keys = {line.split(",")[0] for line in (ROOT / "docs" / "keys.csv").read_text().splitlines()} | {"shared_width", "dense_layers"}
     layers = set((ROOT / "cases" / "neutral_keys" / "hugging_face_layers.txt").read_text().split())
     families = list(read_families.read())
     assert len({family.name for family in families}) == len(families) >= 65
@@ -109,6 +113,14 @@ def test_routers(kind: int, tmp_path: Path) -> None:
     assert np.abs(found - formula(logits, bias)).max() < 1e-12
 
 
+def test_layers(tmp_path: Path) -> None:
+    """Grouped queries with DeepSeek-V3's experts; layers without experts by a number, or by a list."""
+    case = opened(tmp_path, "decoder_layer/qwen3", **HY)
+    assert case.config["first_num_dense_layers"] == 1 and case.config["use_qk_norm"] and "weights/mlp/wi_0/kernel" in case.inputs()
+    case = assay.case("decoder_layer/qwen3", model=written(tmp_path, HY), first_num_dense_layers=0, dtype="float32", precision="f32")
+    assert {"weights/moe/shared_experts/wi_0/kernel", "weights/moe/gate/bias", "weights/self_attention/query_norm/scale"} <= set(case.inputs())
+
+
 def test_experts(tmp_path: Path) -> None:
     """How wide shared experts are, which gate they have, and where experts are clamped."""
     case = opened(tmp_path, "moe/small", model_type="qwen2_moe", **NUMBERED, norm_topk_prob=True, shared_expert_intermediate_size=48)
@@ -130,17 +142,20 @@ def test_experts(tmp_path: Path) -> None:
     ("gqa/qwen3", {"model_type": "granitemoe", **LOCAL}, "decoder_block is moe_default, which has another attention"),
     ("rms_norm/deepseek", {"model_type": "granitemoe", **LOCAL}, "which is known by its router and experts alone: op rms_norm"),
     ("decoder_layer/qwen3", {"model_type": "granitemoe", **LOCAL}, "which has a layer of another form"),
-    ("moe/small", {"model_type": "dots1", **GROUPED, "norm_topk_prob": False}, "norm_topk_prob is false, expected true"),
-    ("moe/small", {"model_type": "dots1", **GROUPED, "n_routed_experts": None}, "n_routed_experts is null, expected a value"),
-    ("moe/small", {"model_type": "dots1", **ROUTED}, "the key norm_topk_prob is missing, which a configuration of dots1 has"),
-    ("moe/small", {"model_type": "dots1", **GROUPED, "num_experts_per_token": 3}, "unknown key num_experts_per_token in a configuration of dots1"),
+    ("moe/small", {"model_type": "deepseek_v32", **GROUPED, "norm_topk_prob": False}, "norm_topk_prob is false, expected true"),
+    ("moe/small", {"model_type": "deepseek_v32", **GROUPED, "n_routed_experts": None}, "n_routed_experts is null, expected a value"),
+    ("moe/small", {"model_type": "deepseek_v32", **ROUTED}, "the key norm_topk_prob is missing, which a configuration of deepseek_v32 has"),
+    ("moe/small", {"model_type": "deepseek_v32", **GROUPED, "num_experts_per_token": 3}, "unknown key num_experts_per_token in a configuration of deepseek_v32"),
     ("moe/small", {"model_type": "laguna", **NUMBERED, "shared_expert_intermediate_size": 12, "moe_routed_scaling_factor": 1.0,
                    "moe_router_logit_softcapping": 30.0}, "moe_router_logit_softcapping: expected 0"),
     ("moe/small", {"model_type": "granitemoehybrid", **LOCAL, "shared_intermediate_size": 13}, "shared experts are 13 wide, expected a multiple of 12"),
     ("moe/small", {"model_type": "dots3_note_text", **GROUPED, "shared_experts_intermediate_size": 24}, "shared experts are 24 wide, expected 12"),
     ("moe/small", {"model_type": "mellum", **NUMBERED, "num_local_experts": 8, "norm_topk_prob": True}, "num_experts stands there too"),
     ("moe/small", {"model_type": "mistral4", **GROUPED}, "n_group: expected 1"),
-    ("moe/small", {"model_type": "glm4_moe_lite", **GROUPED, "hidden_act": "gelu"}, "hidden_act: expected silu|swish"),
+    ("moe/small", {"model_type": "glm4v_moe_text", **GROUPED, "hidden_act": "gelu"}, "hidden_act: expected silu|swish"),
+    ("moe/small", {**HY, "mlp_layer_types": ["sparse", "dense"]}, "mlp_layer_types: expected layers that are dense, and behind them sparse ones"),
+    ("moe/small", {**HY, "mlp_layer_types": 1}, "mlp_layer_types: expected layers that are dense"),
+    ("moe/small", {**HY, "first_k_dense_replace": 1}, "mlp_layer_types: first_k_dense_replace stands there too"),
     ("moe/small", {"model_type": "mixtral", "attention_multiplier": 1.0}, "the key hidden_size is missing"),
 ])  # fmt: skip
 def test_refusals(name: str, config: dict[str, object], words: str, tmp_path: Path) -> None:
