@@ -18,9 +18,9 @@ bool assay_has_steps(const assay_operation *operation)
 typedef struct builder {
     assay_steps *s;
     const assay_tensor_list *list;
-    char prefix[32];   /* of the layer's tensors: "layers/3/" or "" */
-    const char *block; /* the folder of weights of experts: "moe/" or "" */
-    int first;         /* tensor of the layer */
+    char prefix[ASSAY_LAYER_PREFIX_SIZE]; /* of the layer's tensors: "layers/3/" or "" */
+    const char *block;                    /* the folder of weights of experts: "moe/" or "" */
+    int first;                            /* tensor of the layer */
 } builder;
 
 /* FOLDER PREFIX name. "": the case has no such tensor. */
@@ -245,8 +245,7 @@ static int add_layer(builder *b, const assay_stack_config *config, int64_t layer
     const bool dense = assay_layer_is_dense(config, layer);
     int of[GRAPH_TENSORS];
     graph g;
-    b->prefix[0] = '\0';
-    if (!config->single) snprintf(b->prefix, sizeof b->prefix, "layers/%" PRId64 "/", layer);
+    assay_layer_prefix(config, layer, b->prefix);
     b->first = b->s->tensor_count;
     if (x < 0) x = add_given(b, "inputs/x", "inputs/x");
     x = add_name(b, "checkpoints/", "decoder_layer_input", x, shape);

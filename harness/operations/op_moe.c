@@ -139,32 +139,6 @@ static int64_t axis_size(const void *of, char axis)
     return assay_moe_axis_size(&config->moe, &config->sharding, axis);
 }
 
-int64_t assay_moe_axis_size(const assay_moe_config *config, const assay_sharding *sharding, char axis)
-{
-    const assay_routing_config *r = &config->routing;
-    const int64_t tokens = r->batch * r->sequence;
-    assay_shard_sizes s = {.local_experts = config->local_num_experts, .copies = tokens * r->num_experts_per_tok};
-    if (assay_is_sharded(config, sharding)) s = assay_shard_sizes_of(config, sharding);
-    if (axis == 'B') return r->batch;
-    if (axis == 'S') return r->sequence;
-    if (axis == 'D') return config->emb_dim;
-    if (axis == 'E') return r->num_experts;
-    if (axis == 'K') return r->num_experts_per_tok;
-    if (axis == 'V') return r->hash_rows;
-    if (axis == 'r') return s.copies;
-    if (axis == 't') return assay_moe_slots(config);
-    if (axis == 's') return tokens * assay_moe_slots(config);
-    if (axis == 'O') return assay_moe_experts(config);
-    if (axis == 'p') return config->physical_experts;
-    if (axis == 'C') return assay_expert_capacity(r, config->capacity_factor);
-    if (axis == 'm') return assay_mesh_shards(&sharding->mesh);
-    if (axis == 'c') return s.chunks;
-    if (axis == 'b') return s.buffer;
-    if (axis == 'e') return s.local_experts;
-    if (axis == 'P') return s.expert_shards;
-    return 1;
-}
-
 static void describe_router(assay_describer *d, const assay_moe_config *config)
 {
     const double experts = (double)config->routing.num_experts;
@@ -215,47 +189,27 @@ void assay_describe_moe_weights(assay_describer *d, const assay_moe_config *conf
 }
 
 /* By a recipe h is, but where it has codes, and gradients are. */
-static bool quantises_made(const assay_gated_mlp_config *config, int checkpoint)
+static bool quantises_made(const assay_moe_config *config, int checkpoint)
 {
     const bool hidden = checkpoint == ASSAY_MLP_INTERMEDIATE && config->hidden.format == NULL;
     return config->recipe.recipe != NULL && (hidden || checkpoint >= ASSAY_MLPWI_GRADIENT);
 }
 
-/* A checkpoint of so many rows. */
-static void describe_rows(assay_describer *d, const assay_gated_mlp_config *config, assay_mlp_place place,
-                          int checkpoint, const char *rows)
-{
-    const assay_dims below = assay_dims_of_axes(d, rows);
-    const assay_tensor_row own = assay_mlp_checkpoint_row(config, place, checkpoint);
-    const assay_tensor_row row = assay_tensor_row_below(rows, below.dims, own);
-    assay_describe_checkpoint(d, &row);
-    if (row.name != NULL && quantises_made(config, checkpoint)) assay_described(d, 1)->made = true;
-}
-
-/* Rows of routed intermediates: what a shard's experts get, sorted copies, every expert on every token, or the places of the
- * capacity buffer. */
-static const char *routed_rows(const assay_moe_config *config, const assay_sharding *sharding)
-{
-    if (assay_is_sharded(config, sharding)) return assay_shard_sizes_of(config, sharding).chunks > 1 ? "mcb" : "mb";
-    if (config->path == ASSAY_MOE_DENSE) return "BSE";
-    if (config->path == ASSAY_MOE_DROPPING) return "EBC";
-    return has_fused_shared(config) ? "s" : "r";
-}
-
 void assay_describe_moe_checkpoints(assay_describer *d, const assay_moe_config *config, const assay_sharding *sharding)
 {
-    const bool sharded = assay_is_sharded(config, sharding);
-    const int64_t parts = sharded ? assay_mesh_size(&sharding->mesh, ASSAY_AXIS_MLP_TENSOR) : 1;
-    const assay_gated_mlp_config shared = assay_moe_shared_config(config, 0);
-    assay_gated_mlp_config expert = assay_moe_expert_config(config, 0);
-    expert.mlp_dim /= parts; /* a shard's columns */
-    expert.emb_dim /= parts;
     /* The parts of y are added once the weights have them: no shard has a row of moe_mlpwo. */
-    const bool rows_of_wi = config->path == ASSAY_MOE_FUSED && parts > 1;
-    for (int i = 0; config->physical_experts == 0 && i < ASSAY_MLP_CHECKPOINTS; i++)
-        if (!rows_of_wi || i == ASSAY_MLPWI)
-            describe_rows(d, &expert, ASSAY_MLP_ROUTED, i, routed_rows(config, sharding));
-    for (int i = 0; i < ASSAY_MLP_CHECKPOINTS; i++) describe_rows(d, &shared, ASSAY_MLP_SHARED, i, "BS");
+    const bool rows_of_wi =
+        config->path == ASSAY_MOE_FUSED && assay_mesh_size(&sharding->mesh, ASSAY_AXIS_MLP_TENSOR) > 1;
+    for (int i = 0; i < 2 * ASSAY_MLP_CHECKPOINTS; i++) {
+        const int checkpoint = i % ASSAY_MLP_CHECKPOINTS;
+        const bool routed = i < ASSAY_MLP_CHECKPOINTS;
+        const assay_tensor_row row =
+            assay_moe_checkpoint_row(config, sharding, routed ? ASSAY_MLP_ROUTED : ASSAY_MLP_SHARED, checkpoint);
+        if (row.name == NULL || (routed && config->physical_experts > 0)) continue;
+        if (routed && rows_of_wi && checkpoint != ASSAY_MLPWI) continue;
+        assay_describe_checkpoint(d, &row);
+        assay_described(d, 1)->made = quantises_made(config, checkpoint);
+    }
 }
 
 void assay_describe_moe_routing(assay_describer *d, const assay_moe_config *config, const assay_sharding *sharding)

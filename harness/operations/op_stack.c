@@ -141,18 +141,6 @@ static int64_t axis_size(const void *of, char axis)
     return assay_moe_axis_size(&config->moe, &config->sharding, axis);
 }
 
-/* "layers/3/", or "" of a single layer. */
-typedef struct layer_prefix {
-    char text[32];
-} layer_prefix;
-
-static layer_prefix prefix_of(const assay_stack_config *config, int64_t layer)
-{
-    layer_prefix prefix = {""};
-    if (!config->single) snprintf(prefix.text, sizeof prefix.text, "layers/%" PRId64 "/", layer);
-    return prefix;
-}
-
 static void describe_weights(assay_describer *d, const assay_stack_config *config, int64_t layer, const graph *g)
 {
     const assay_tensor_table table = graph_weight_table(g);
@@ -297,9 +285,10 @@ static void describe_results(assay_describer *d, const assay_stack_config *confi
 
 static void describe_layer(assay_describer *d, const assay_stack_config *config, int64_t layer)
 {
-    const layer_prefix prefix = prefix_of(config, layer);
+    char prefix[ASSAY_LAYER_PREFIX_SIZE];
     graph g;
-    d->layer = prefix.text;
+    assay_layer_prefix(config, layer, prefix);
+    d->layer = prefix;
     if (names_boundaries(d->c))
         assay_describe_result(d, "gradients/checkpoints", "decoder_layer_input", ASSAY_FLOAT64, "BSD");
     assay_layer_graph(&g, config, layer);
@@ -317,8 +306,9 @@ static void describe(assay_describer *d, const void *of)
     assay_describe_positions(d);
     assay_describe_segments(d);
     for (int64_t layer = config->first_layer; layer < config->layers; layer++) {
-        const layer_prefix prefix = prefix_of(config, layer);
-        d->layer = prefix.text;
+        char prefix[ASSAY_LAYER_PREFIX_SIZE];
+        assay_layer_prefix(config, layer, prefix);
+        d->layer = prefix;
         if (!assay_layer_is_dense(config, layer)) assay_describe_moe_inputs(d, &config->moe);
         d->layer = "";
     }

@@ -61,7 +61,6 @@ void assay_describe_segments(assay_describer *d);
 bool assay_has_padding(const assay_case *c);
 
 /* The tensors of a block, by kind. */
-int64_t assay_moe_axis_size(const assay_moe_config *config, const assay_sharding *sharding, char axis);
 void assay_describe_moe_weights(assay_describer *d, const assay_moe_config *config, const assay_sharding *sharding);
 /* inputs/LAYER physical_to_logical_map, a given choice and expert_map, as far as the block has them. */
 void assay_describe_moe_inputs(assay_describer *d, const assay_moe_config *config);

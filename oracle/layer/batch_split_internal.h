@@ -124,7 +124,7 @@ typedef struct bs_layer {
 typedef struct bs_shown {
     bs_intermediates made;
     bs_parts parts;
-    char prefix[LAYER_PREFIX_SIZE];
+    char prefix[ASSAY_LAYER_PREFIX_SIZE];
 } bs_shown;
 /* NULL: the layer has no recipe. */
 const bs_intermediates *bs_shown_open(bs_shown *s, const bs_run *run, int64_t layer, bool backward);

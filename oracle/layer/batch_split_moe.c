@@ -13,8 +13,8 @@
 static assay_status read_given(assay_context *ctx, const bs_run *run, int64_t layer, bs_microbatch *b)
 {
     const assay_source *in = run->stack->in;
-    char prefix[LAYER_PREFIX_SIZE], path[ASSAY_PATH_SIZE], held[ASSAY_PATH_SIZE], of_weights[ASSAY_PATH_SIZE];
-    layer_prefix(run->stack, layer, prefix);
+    char prefix[ASSAY_LAYER_PREFIX_SIZE], path[ASSAY_PATH_SIZE], held[ASSAY_PATH_SIZE], of_weights[ASSAY_PATH_SIZE];
+    assay_layer_prefix(run->stack->config, layer, prefix);
     snprintf(path, sizeof path, "inputs/%sselected_experts", prefix);
     snprintf(of_weights, sizeof of_weights, "inputs/%srouting_weights", prefix);
     snprintf(held, sizeof held, "routing/%sselected_experts", prefix);

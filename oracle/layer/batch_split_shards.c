@@ -84,8 +84,8 @@ void bs_add_gradients(const assay_context *ctx, const bs_run *run, const bs_grad
 bool bs_wants(const bs_run *run, int64_t layer, const char *folder, const char *name, char path[ASSAY_PATH_SIZE])
 {
     const assay_sink *out = run->stack->out;
-    char prefix[LAYER_PREFIX_SIZE];
-    layer_prefix(run->stack, layer, prefix);
+    char prefix[ASSAY_LAYER_PREFIX_SIZE];
+    assay_layer_prefix(run->stack->config, layer, prefix);
     snprintf(path, ASSAY_PATH_SIZE, "%s/%s%s", folder, prefix, name);
     return assay_wants(out, path);
 }
@@ -107,7 +107,7 @@ const bs_intermediates *bs_shown_open(bs_shown *s, const bs_run *run, int64_t la
     const assay_batch_split_sizes *sizes = &run->sizes;
     *s = (bs_shown){0};
     if (bs_recipe_of(run)->recipe == NULL) return NULL;
-    layer_prefix(run->stack, layer, s->prefix);
+    assay_layer_prefix(run->stack->config, layer, s->prefix);
     bs_parts_open(&s->parts, run->stack->in, run->stack->out, sizes->shards, run->factor, sizes->rows);
     s->made = (bs_intermediates){
         .in = &s->parts.source, .out = &s->parts.sink, .prefix = s->prefix, .after_forward = backward};

@@ -101,8 +101,8 @@ cleanup:
 static void path_of(const bs_run *run, int64_t layer, const char *root, const assay_tensor_row *row,
                     char path[ASSAY_PATH_SIZE])
 {
-    char prefix[LAYER_PREFIX_SIZE];
-    layer_prefix(run->stack, layer, prefix);
+    char prefix[ASSAY_LAYER_PREFIX_SIZE];
+    assay_layer_prefix(run->stack->config, layer, prefix);
     assay_tensor_path(root, prefix, row, path);
 }
 

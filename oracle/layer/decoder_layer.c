@@ -9,7 +9,7 @@
 typedef struct layer_run {
     const stack_run *stack;
     int64_t layer;
-    char prefix[LAYER_PREFIX_SIZE];
+    char prefix[ASSAY_LAYER_PREFIX_SIZE];
     assay_tensor_table table; /* of weights, and of gradients that are wanted */
     double *room[ASSAY_MOST_ROWS], *weights[ASSAY_MOST_ROWS], *gradients[ASSAY_MOST_ROWS];
     graph_run run;
@@ -28,7 +28,7 @@ static assay_status open_layer(assay_context *ctx, layer_run *l)
     const stack_run *stack = l->stack;
     graph_run *r = &l->run;
     const graph *g = layer_graph(stack, l->layer);
-    layer_prefix(stack, l->layer, l->prefix);
+    assay_layer_prefix(stack->config, l->layer, l->prefix);
     MUST(graph_open(ctx, r, g));
     l->x = graph_find(g, "inputs/x");
     r->in = stack->in;

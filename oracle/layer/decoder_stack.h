@@ -67,6 +67,9 @@ assay_status assay_stack_run(assay_context *ctx, const assay_stack_config *confi
 /* What the policy should cost: the report that a run with every gradient wanted gives. */
 assay_status assay_stack_remat_model(assay_context *ctx, const assay_stack_config *config, assay_remat_report *report);
 
+/* Of its tensors' paths: "layers/3/", or "" for the single layer. */
+enum { ASSAY_LAYER_PREFIX_SIZE = 32 };
+void assay_layer_prefix(const assay_stack_config *config, int64_t layer, char prefix[ASSAY_LAYER_PREFIX_SIZE]);
 bool assay_layer_is_dense(const assay_stack_config *config, int64_t layer);
 /* Of its attention, to which the other parts must fit. */
 assay_stack_sizes assay_stack_sizes_of(const assay_stack_config *config);

@@ -47,36 +47,15 @@ static int attention_steps(graph *g, const assay_stack_config *config, int64_t l
     return assay_gqa_steps(g, &gqa, in, w);
 }
 
-/* Rows of the routed experts' tensors, in the layout of the path (moe.h). */
-static int64_t routed_rows(const assay_stack_config *config)
-{
-    const assay_moe_config *moe = &config->moe;
-    const assay_routing_config *routing = &moe->routing;
-    const int64_t tokens = routing->batch * routing->sequence;
-    if (assay_is_sharded(moe, &config->sharding)) {
-        const assay_shard_sizes sizes = assay_shard_sizes_of(moe, &config->sharding);
-        return sizes.shards * sizes.chunks * sizes.buffer;
-    }
-    if (moe->path == ASSAY_MOE_DENSE) return tokens * routing->num_experts;
-    if (moe->path == ASSAY_MOE_DROPPING) {
-        return routing->num_experts * routing->batch * assay_expert_capacity(routing, moe->capacity_factor);
-    }
-    return tokens * assay_moe_slots(moe);
-}
-
 /* The block of experts, with what of it a policy may keep. */
 static int expert_steps(graph *g, const assay_stack_config *config, int x)
 {
     static const int kept[] = {ASSAY_MLPWI, ASSAY_MLPWI_0, ASSAY_MLPWI_1, ASSAY_MLPWO};
-    const assay_gated_mlp_config mlp[] = {assay_moe_shared_config(&config->moe, 0),
-                                          assay_moe_expert_config(&config->moe, 0)};
-    const int64_t rows[] = {config->moe.routing.batch * config->moe.routing.sequence, routed_rows(config)};
     const int y = graph_block(g, &assay_kind_experts, x, config);
     for (int i = 0; i < 8; i++) {
-        const int routed = i / 4;
-        const assay_tensor_row row =
-            assay_mlp_checkpoint_row(&mlp[routed], routed ? ASSAY_MLP_ROUTED : ASSAY_MLP_SHARED, kept[i % 4]);
-        if (assay_tensor_row_count(&row) > 0) graph_aside(g, y, assay_tensor_row_below("r", &rows[routed], row));
+        const assay_tensor_row row = assay_moe_checkpoint_row(&config->moe, &config->sharding,
+                                                              i < 4 ? ASSAY_MLP_SHARED : ASSAY_MLP_ROUTED, kept[i % 4]);
+        if (assay_tensor_row_count(&row) > 0) graph_aside(g, y, row);
     }
     return y;
 }

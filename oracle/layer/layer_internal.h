@@ -21,10 +21,6 @@ typedef struct stack_run {
     graph *graphs[LAYER_GRAPHS];
 } stack_run;
 
-/* "layers/3/", or "" for the single layer. */
-enum { LAYER_PREFIX_SIZE = 32 };
-void layer_prefix(const stack_run *run, int64_t layer, char prefix[LAYER_PREFIX_SIZE]);
-
 enum { LAYER_PRE_NORM, LAYER_POST_NORM };
 #define LAYER_H "first half of the layer" /* as the graph has it */
 #define LAYER_SUM "layer_sum"

@@ -8,10 +8,10 @@
 #include "oracle/base/step_change.h"
 #include "oracle/layer/layer_internal.h"
 
-void layer_prefix(const stack_run *run, int64_t layer, char prefix[LAYER_PREFIX_SIZE])
+void assay_layer_prefix(const assay_stack_config *config, int64_t layer, char prefix[ASSAY_LAYER_PREFIX_SIZE])
 {
     prefix[0] = '\0';
-    if (!run->config->single) snprintf(prefix, LAYER_PREFIX_SIZE, "layers/%" PRId64 "/", layer);
+    if (!config->single) snprintf(prefix, ASSAY_LAYER_PREFIX_SIZE, "layers/%" PRId64 "/", layer);
 }
 
 static int graph_of(const assay_stack_config *config, int64_t layer)
@@ -52,8 +52,8 @@ bool layer_wants_gradient(const stack_run *run, int64_t layer)
     graph g;
     assay_layer_graph(&g, run->config, layer);
     const assay_tensor_table table = graph_weight_table(&g);
-    char prefix[LAYER_PREFIX_SIZE], path[ASSAY_PATH_SIZE];
-    layer_prefix(run, layer, prefix);
+    char prefix[ASSAY_LAYER_PREFIX_SIZE], path[ASSAY_PATH_SIZE];
+    assay_layer_prefix(run->config, layer, prefix);
     const graph_run r = {.graph = &g, .out = run->out, .prefix = prefix};
     snprintf(path, sizeof path, "gradients/checkpoints/%s%s", prefix,
              assay_remat_names[ASSAY_REMAT_DECODER_LAYER_INPUT]);

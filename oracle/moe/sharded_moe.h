@@ -78,6 +78,12 @@ typedef struct assay_shard_sizes {
 /* Of a configuration that was checked. */
 assay_shard_sizes assay_shard_sizes_of(const assay_moe_config *config, const assay_sharding *sharding);
 
+/* Of the letters of the block's tensors, as docs/operations.md and docs/expert-parallelism.md have them. */
+int64_t assay_moe_axis_size(const assay_moe_config *config, const assay_sharding *sharding, char axis);
+/* Of the routed experts, in the layout of the path, or the shared one; without a name: there is none. */
+assay_tensor_row assay_moe_checkpoint_row(const assay_moe_config *config, const assay_sharding *sharding,
+                                          assay_mlp_place place, int checkpoint);
+
 /* Forward, then backward when the sink wants a gradient. Reads from `in`, writes to `out`. */
 assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_sharding *sharding,
                            const assay_source *in, const assay_sink *out);

@@ -135,8 +135,8 @@ void layer_case_fill(layer_case *c)
     assert_non_null(positions);
     for (int64_t t = 0; t < tokens; t++) positions[t] = (int32_t)(t % sizes.sequence);
     for (int64_t layer = 0; layer < c->config.layers; layer++) {
-        char prefix[32] = "";
-        if (!c->config.single) snprintf(prefix, sizeof prefix, "layers/%" PRId64 "/", layer);
+        char prefix[ASSAY_LAYER_PREFIX_SIZE];
+        assay_layer_prefix(&c->config, layer, prefix);
         graph g;
         assay_layer_graph(&g, &c->config, layer);
         const assay_tensor_table table = graph_weight_table(&g);
