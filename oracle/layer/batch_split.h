@@ -1,6 +1,6 @@
 /* The batch-split schedule (docs/expert-parallelism.md; MaxText models/deepseek_batchsplit.py): the MoE layers of a stack over a virtual
  * mesh, each batch in microbatches that go through the stages in turn. This header is what decoder_stack.c calls; the
- * functions, each with MaxText's name, are in batch_split_weights.h, batch_split_mla.h and batch_split_moe.h, and can be
+ * functions, each with MaxText's name, are in batch_split_internal.h and batch_split_moe.h, and can be
  * had one by one (batch_split_function.h).
  *
  * Tokens are split over all axes of the mesh, then row r of a shard goes to microbatch r mod factor. Weights lie

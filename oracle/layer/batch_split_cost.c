@@ -1,5 +1,5 @@
 /* What the batch-split schedule costs, from the sizes alone. */
-#include "oracle/layer/batch_split_scan.h"
+#include "oracle/layer/batch_split_internal.h"
 
 assay_remat_report assay_batch_split_model(const assay_stack_config *config)
 {

@@ -2,10 +2,7 @@
 #pragma once
 
 #include "oracle/layer/batch_split_function.h"
-#include "oracle/layer/batch_split_mla.h"
 #include "oracle/layer/batch_split_moe.h"
-#include "oracle/layer/batch_split_scan.h"
-#include "oracle/layer/batch_split_weights.h"
 
 enum { BS_MOST_ARGUMENTS = 12, BS_MOST_INTERMEDIATES = 4 };
 

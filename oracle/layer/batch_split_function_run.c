@@ -329,40 +329,28 @@ cleanup:
 }
 
 /* What the forward function leaves under that name, from the arguments of its _bwd. */
-static assay_status derive_residual(assay_context *ctx, const assay_function_config *config,
-                                    const assay_function_tensor *tensor, const assay_source *in, double *values)
+static assay_status derive_residual(assay_context *ctx, bs_call *c, const assay_function_tensor *tensor,
+                                    const assay_source *in, double *values)
 {
-    assay_status status;
-    bs_call *c = NULL;
     int64_t width;
     const double *from;
-    TRY(call_open(ctx, config, config->function, &c));
-    TRY(read_all(ctx, c, in, false));
-    go_on(c, assay_function_forward(config->function));
-    TRY(evaluate(ctx, c));
+    MUST(read_all(ctx, c, in, false));
+    go_on(c, assay_function_forward(c->config.function));
+    MUST(evaluate(ctx, c));
     for (int64_t i = 0; (from = piece_of(c, tensor, i, &width)) != NULL; i++)
         memcpy(values + i * width, from, (size_t)width * sizeof *values);
-cleanup:
-    call_close(c);
-    return status;
+    return ASSAY_OK;
 }
 
 /* What follows from the choices of each shard's own tokens. */
-static assay_status derive_integers(assay_context *ctx, const assay_function_config *config,
-                                    const assay_function_tensor *tensor, const int32_t *choices, int32_t *indices)
+static assay_status derive_integers(assay_context *ctx, bs_call *c, const assay_function_tensor *tensor,
+                                    const int32_t *choices, int32_t *indices)
 {
-    assay_status status;
-    const stack_run stack = {.config = &config->stack};
-    bs_run run;
-    bs_microbatch b = {0};
-    bs_run_of(&run, &stack);
-    bs_lend_indices(&b, MB_CHOICES, choices);
-    TRY(bs_count_choices(ctx, &run, &b));
-    TRY(bs_gather_choices(ctx, &run, &b));
-    memcpy(indices, b.indices[tensor->tensor], (size_t)assay_shape_count(&tensor->shape) * sizeof *indices);
-cleanup:
-    bs_microbatch_free(&b, &run);
-    return status;
+    bs_lend_indices(c->b, MB_CHOICES, choices);
+    MUST(bs_count_choices(ctx, &c->run, c->b));
+    MUST(bs_gather_choices(ctx, &c->run, c->b));
+    memcpy(indices, c->b->indices[tensor->tensor], (size_t)assay_shape_count(&tensor->shape) * sizeof *indices);
+    return ASSAY_OK;
 }
 
 /* The shards along `same` take what the first of them has. */
@@ -383,17 +371,19 @@ assay_status assay_function_derive(assay_context *ctx, const assay_function_conf
                                    const assay_function_tensor *tensor, const assay_source *in, const int32_t *choices,
                                    double *values, int32_t *indices)
 {
+    assay_status status = ASSAY_OK;
     const int64_t count = assay_shape_count(&tensor->shape);
-    switch (tensor->holds) {
-    case ASSAY_HOLDS_RESIDUAL:
-        return derive_residual(ctx, config, tensor, in, values);
-    case ASSAY_HOLDS_ANGLES:
-        for (int64_t i = 0; i < count; i += 2) values[i + 1] = values[i];
-        return ASSAY_OK;
-    case ASSAY_HOLDS_SHARED:
+    bs_call *c = NULL;
+    if (tensor->holds == ASSAY_HOLDS_SHARED) {
         share(config, tensor, values);
-        return ASSAY_OK;
-    default:
-        return derive_integers(ctx, config, tensor, choices, indices);
+    } else if (tensor->holds == ASSAY_HOLDS_ANGLES) {
+        for (int64_t i = 0; i < count; i += 2) values[i + 1] = values[i];
+    } else {
+        TRY(call_open(ctx, config, config->function, &c));
+        TRY(indices != NULL ? derive_integers(ctx, c, tensor, choices, indices)
+                            : derive_residual(ctx, c, tensor, in, values));
     }
+cleanup:
+    call_close(c);
+    return status;
 }

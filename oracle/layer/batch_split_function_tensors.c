@@ -104,20 +104,18 @@ static void add_gradients(const bs_run *run, const assay_batch_split_function *f
     }
 }
 
-static assay_function_holds holds_of(const assay_tensor_row *row)
+static assay_tensor_row take_row(assay_function_tensor *tensor, const bs_run *run, int weight)
 {
-    if (row->kind == ASSAY_KERNEL) return ASSAY_HOLDS_KERNEL;
-    return row->kind == ASSAY_BIAS ? ASSAY_HOLDS_BIAS : ASSAY_HOLDS_SCALE;
-}
-
-static void take_row(assay_function_tensor *tensor, int weight, const assay_tensor_row *row)
-{
+    const assay_tensor_row of_weight = bs_weight_row(run, weight), *row = &of_weight;
     memcpy(tensor->axes, row->axes, sizeof tensor->axes);
     tensor->shape = row->shape;
-    tensor->holds = holds_of(row);
+    tensor->holds = row->kind == ASSAY_KERNEL ? ASSAY_HOLDS_KERNEL
+                    : row->kind == ASSAY_BIAS ? ASSAY_HOLDS_BIAS
+                                              : ASSAY_HOLDS_SCALE;
     tensor->fan_in = row->fan_in > 0 ? row->fan_in : row->shape.dims[0];
     tensor->weight = weight;
     tensor->by_expert = weight >= BS_ROUTED;
+    return of_weight;
 }
 
 /* One more axis. */
@@ -131,13 +129,20 @@ static void insert_axis(assay_function_tensor *tensor, int at, char axis, int64_
     tensor->shape.rank++;
 }
 
+/* A weight as the shards have it. */
+static void put_on_shards(assay_function_tensor *tensor, const bs_run *run, bool gathered)
+{
+    tensor->shape = bs_weight_shape(run, tensor->weight, gathered);
+    if (tensor->by_expert) tensor->axes[0] = 'e';
+    insert_axis(tensor, 0, 'm', run->sizes.shards);
+}
+
 static void add_weights(const assay_function_config *config, const bs_run *run, assay_function_tensors *list)
 {
     const assay_batch_split_function *f = config->function;
     for (const bs_weight_form *form = bs_row_of(f)->weights; form != NULL && form->name != NULL; form++) {
-        const assay_tensor_row row = bs_weight_row(run, form->weight);
         assay_function_tensor *tensor = add(list, "weights", "", form->name);
-        take_row(tensor, form->weight, &row);
+        take_row(tensor, run, form->weight);
         tensor->differentiated = assay_function_backward(f) != NULL;
     }
 }
@@ -148,17 +153,13 @@ static void add_weight_gradients(const bs_run *run, const assay_batch_split_func
 {
     for (const bs_weight_form *form = forward->weights; form != NULL && form->name != NULL; form++) {
         char name[ASSAY_PATH_SIZE];
-        const assay_tensor_row row = bs_weight_row(run, form->weight);
         snprintf(name, sizeof name, "%.100s_grad", form->name);
         assay_function_tensor *tensor = add(list, "outputs", "", name);
         snprintf(tensor->of, sizeof tensor->of, "weights/%.100s", form->name);
         tensor->gradient = true;
-        take_row(tensor, form->weight, &row);
+        const assay_tensor_row row = take_row(tensor, run, form->weight);
         tensor->holds = ASSAY_HOLDS_NUMBERS;
-        if (row.kind != ASSAY_KERNEL) continue;
-        if (tensor->by_expert) tensor->shape.dims[0] = run->sizes.local_experts;
-        if (tensor->by_expert) tensor->axes[0] = 'e';
-        insert_axis(tensor, 0, 'm', run->sizes.shards);
+        if (row.kind == ASSAY_KERNEL) put_on_shards(tensor, run, true);
     }
 }
 
@@ -182,18 +183,15 @@ static void add_bundle(const assay_function_config *config, const bs_run *run, c
     const bs_bundle_form *form = &config->function->bundles[place];
     for (int i = 0; i < BS_BUNDLE; i++) {
         const int weight = bs_bundle[i].weight;
-        const assay_tensor_row row = bs_weight_row(run, weight);
         assay_function_tensor *tensor = add(list, folder, form->name, bs_bundle[i].name);
-        take_row(tensor, weight, &row);
+        const assay_tensor_row row = take_row(tensor, run, weight);
         tensor->bundle = place;
         if (form->lying == BS_WHOLE) continue;
         if (form->lying == BS_STACKED) {
             insert_axis(tensor, (int)config->layer_axis, 'A', config->layers);
             continue;
         }
-        tensor->shape = bs_weight_shape(run, weight, form->lying == BS_GATHERED);
-        if (tensor->by_expert) tensor->axes[0] = 'e';
-        insert_axis(tensor, 0, 'm', run->sizes.shards);
+        put_on_shards(tensor, run, form->lying == BS_GATHERED);
         tensor->holds = ASSAY_HOLDS_SHARED;
         tensor->same = same_axes(&row, weight, form);
     }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "oracle/layer/batch_split.h"
-#include "oracle/layer/batch_split_made.h"
 #include "oracle/layer/layer_internal.h"
 
 typedef struct bs_run {
@@ -12,7 +11,7 @@ typedef struct bs_run {
     int64_t factor;
     assay_batch_split_sizes sizes;
     assay_mla_config mla;                        /* of one shard's microbatch: batch is b */
-    graph attention;                             /* of that, in its layer (batch_split_mla.h) */
+    graph attention;                             /* of that, in its layer */
     assay_routing_config routing;                /* of one shard's microbatch */
     double *yarn_freqs[ASSAY_MOST_MICROBATCHES]; /* [M,b,S,Dr/2] of each microbatch */
     assay_schedule schedule;
@@ -43,9 +42,6 @@ assay_status bs_alloc_shards(assay_context *ctx, const bs_run *run, const char *
                              double **out);
 assay_status bs_alloc_shards_i32(assay_context *ctx, const bs_run *run, const char *what, int64_t a, int64_t b,
                                  int32_t **out);
-
-/* A shard's part of a gathered weight or of its gradient; NULL where there is none. */
-double *bs_weight_of(const bs_run *run, const bs_weights *w, int weight, int64_t shard);
 
 /* values [M,count] of each shard, or NULL: every shard gets the sum of all, ascending. */
 void bs_sum_over_shards(const assay_context *ctx, const bs_run *run, double *values, int64_t count);
@@ -98,16 +94,23 @@ void bs_lend(bs_microbatch *b, bs_tensor tensor, double *values);
 void bs_lend_indices(bs_microbatch *b, bs_tensor tensor, const int32_t *indices); /* which nobody writes to */
 void bs_drop(bs_microbatch *b, bs_tensor tensor);
 void bs_move(bs_microbatch *to, bs_microbatch *from, bs_tensor tensor);
-/* A copy of one that is there; `from` may be `to`. */
-assay_status bs_copy(assay_context *ctx, const bs_run *run, bs_microbatch *to, bs_tensor tensor,
-                     const bs_microbatch *from, bs_tensor of);
-
+/* `tensor` becomes a copy of another one, numbers that are there. */
+assay_status bs_copy(assay_context *ctx, const bs_run *run, bs_microbatch *b, bs_tensor tensor, bs_tensor of);
 /* Writes FOLDER/layers/i/NAME of the whole batch, where it is wanted. */
 assay_status bs_write_tensor(assay_context *ctx, const bs_run *run, int64_t layer, const char *folder, const char *name,
                              const bs_microbatch *b, bs_tensor tensor);
 /* Reads PATH of the whole batch, where the source has it. */
 assay_status bs_read_tensor(assay_context *ctx, const bs_run *run, const char *path, bs_microbatch *b,
                             bs_tensor tensor);
+
+/* Where numbers go that a function of the module computes and then quantises by a recipe (oracle/ops/quantised_spread.h): they are
+ * checkpoints, and an emulated run is given one standard deviation of each. */
+typedef struct bs_intermediates {
+    const assay_source *in; /* perhaps with "spread/checkpoints/NAME" */
+    const assay_sink *out;
+    const char *prefix; /* of NAME: "layers/3/", or "" */
+    bool after_forward; /* the gradient of a call that has shown what the forward function makes */
+} bs_intermediates;
 
 /* The weights of a layer, and in backward the gradients of them, as each shard has them; NULL ones are skipped. */
 typedef struct bs_layer {
@@ -117,21 +120,32 @@ typedef struct bs_layer {
     const struct bs_steps *steps;            /* [BS_STEPS_KINDS] */
     const assay_quant_recipe_config *recipe; /* NULL: none */
     const bs_intermediates *made;            /* NULL: nobody looks */
-    bool keeps, shows;                       /* gate and up: for backward, as checkpoints */
+    bool keeps;                              /* gate and up, for backward */
 } bs_layer;
 
-/* What a layer computes and quantises; it stays where it is. */
+/* Of a layer, tensors of the whole batch in parts: shard s of microbatch m makes part m M + s, parts come in this order, and lie in
+ * rows that alternate between the microbatches. Row i of n in a part is row ((s n + i) f + m) of the tensor; n is rows of the
+ * batch, or 1 where the tensor has an axis of microbatches. It stays where it is. */
+enum { BS_MOST_PARTED = 24 };
+typedef struct bs_parted {
+    char path[ASSAY_PATH_SIZE];
+    double *values; /* of the whole batch; NULL: written */
+    int64_t parts;  /* that have come */
+} bs_parted;
 typedef struct bs_shown {
+    const bs_run *run;
     bs_intermediates made;
-    bs_parts parts;
     char prefix[ASSAY_LAYER_PREFIX_SIZE];
+    bs_parted tensors[BS_MOST_PARTED];
+    int count;
+    assay_source source; /* of parts */
+    assay_sink sink;
 } bs_shown;
 /* NULL: the layer has no recipe. */
 const bs_intermediates *bs_shown_open(bs_shown *s, const bs_run *run, int64_t layer, bool backward);
 void bs_shown_close(bs_shown *s); /* safe on a zeroed struct */
 /* Of the layer: NULL or without one there is none. */
 const assay_quant_recipe_config *bs_recipe_of(const bs_run *run);
-bool bs_quantises(const bs_layer *at);
 /* A run of one shard of a microbatch, whose checkpoints are shown and spreads read. */
 assay_status bs_show_run(assay_context *ctx, graph_run *r, const bs_layer *at, const bs_microbatch *b, int64_t shard);
 
@@ -139,6 +153,16 @@ assay_status bs_show_run(assay_context *ctx, graph_run *r, const bs_layer *at, c
  * results, of arguments (b), of what _remat made, and gradients of weights. */
 typedef assay_status bs_function(assay_context *ctx, const bs_layer *at, bs_microbatch *b);
 typedef assay_status bs_function_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d);
+
+/* The attention half: each shard attends within its own rows of the batch, with given angles and without segments, so that a shard's rows
+ * have the bits that they have in the plain layer. */
+/* layer_inputs, angles -> mla_out = x + mla(rms_norm(x)), attn_out, lse; _remat: attention, with query_proj, key_proj, value_proj and
+ * what they are made of, which _bwd uses up; counts the operations. */
+bs_function bs_mla_with_norms, bs_mla_with_norms_remat;
+/* The norms' scales are summed over all shards. */
+bs_function_bwd bs_mla_with_norms_bwd;
+/* Operations of products that _remat repeats, on all shards. */
+double bs_mla_remat_flops(const bs_run *run);
 
 /* batch_split_schedule: from layer_inputs of each microbatch, or without these from mla_out, to the outputs of all but the last, of which there are moe_inputs,
  * routed_out, shared_out and rolled ids: its unroute comes in the next layer. What backward needs is there besides. */
@@ -148,3 +172,36 @@ assay_status bs_batch_split_schedule(assay_context *ctx, bs_run *run, int64_t la
  * weights as each shard has them, norms' scales and the gate's bias summed over all shards. */
 assay_status bs_batch_split_schedule_bwd(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b,
                                          bs_microbatch *d, const bs_weights *w, const bs_weights *g);
+
+/* --- between the layers of the schedule and the scan over them --- */
+
+/* Residuals to the store, those that are offloaded to its file unless `offload` is false; and back. The rolled ids of the last
+ * microbatch stay with the caller. */
+assay_status bs_keep(assay_context *ctx, const bs_run *run, int64_t layer, bool offload, bs_microbatch *b);
+assay_status bs_take(assay_context *ctx, const bs_run *run, int64_t layer, bs_microbatch *b);
+/* What that costs, and what backward computes again of the attention half. */
+assay_remat_report bs_layer_model(const bs_run *run, bool offload);
+
+/* From a configuration; the angles of rotation are not in it. */
+void bs_run_of(bs_run *run, const stack_run *stack);
+
+/* --- weights, between the source, the mesh and the sink; all results are allocated by the caller (bs_weights_alloc) --- */
+
+/* Between a whole weight and what the shards have of it, scattered. */
+void bs_move_parts(const bs_run *run, int weight, double *whole, double *scattered, bool to_whole);
+/* The layer's weights from the source, scattered; a gate's bias that it lacks is 0. Refused: biases of experts,
+ * per_expert_scale. */
+assay_status bs_extract_layer_weights(assay_context *ctx, const bs_run *run, bs_weights *scattered, int64_t layer);
+/* The finished gradients of a layer (scattered), put together and written. */
+assay_status bs_insert_layer_ws_grad(assay_context *ctx, const bs_run *run, const bs_weights *scattered, int64_t layer);
+/* all_gather over fsdp. */
+void bs_gather_weights(assay_context *ctx, const bs_run *run, bs_weights *gathered, const bs_weights *scattered);
+/* psum_scatter over fsdp, then psum over expert of what the experts' shards share. Norms' scales and the gate's bias
+ * are complete already, and pass. What is summed may be stored before (also in `gathered`). */
+assay_status bs_reduce_scatter_ws_grad(assay_context *ctx, const bs_run *run, bs_weights *scattered,
+                                       const bs_weights *gathered);
+/* psum over data; in place. */
+assay_status bs_all_reduce_ws_grad_dcn(assay_context *ctx, const bs_run *run, bs_weights *scattered);
+/* Which gradients of a layer the sink wants: those of `w` that it does not, or of weights that the source lacks, are
+ * freed and NULL. */
+void bs_drop_unwanted(const bs_run *run, bs_weights *w, int64_t layer);

@@ -1,16 +1,14 @@
-/* All microbatches through the MoE half. */
+/* The stages of the MoE half in the schedule, and what is written after them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
-#include "oracle/layer/batch_split_moe_internal.h"
-#include "oracle/layer/batch_split_scan.h"
+#include "oracle/layer/batch_split_moe.h"
 #include "oracle/layer/batch_split_steps.h"
 
-/* The choice that the source fixes, of each microbatch, and its weights. */
-static assay_status read_given(assay_context *ctx, const bs_run *run, int64_t layer, bs_microbatch *b)
+assay_status bs_read_given(assay_context *ctx, const bs_run *run, int64_t layer, bs_microbatch *b)
 {
     const assay_source *in = run->stack->in;
     char prefix[ASSAY_LAYER_PREFIX_SIZE], path[ASSAY_PATH_SIZE], held[ASSAY_PATH_SIZE], of_weights[ASSAY_PATH_SIZE];
@@ -23,7 +21,7 @@ static assay_status read_given(assay_context *ctx, const bs_run *run, int64_t la
     return b->indices[MB_GIVEN] == NULL ? ASSAY_OK : bs_read_tensor(ctx, run, of_weights, b, MB_GIVEN_WEIGHTS);
 }
 
-static assay_status route(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
+assay_status bs_stage_route(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     MUST(bs_shared_expert_and_route(ctx, at, b));
     assay_round(ctx, ASSAY_ROUND_STORAGE, bs_count(at->run, MB_SHARED_OUT), b->values[MB_SHARED_OUT]);
@@ -44,8 +42,9 @@ static assay_status write_group_sizes(assay_context *ctx, const bs_run *run, int
     return ASSAY_OK;
 }
 
-static assay_status write_routing(assay_context *ctx, const bs_layer *at, int64_t layer, bs_microbatch *b)
+assay_status bs_after_route(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
+    const int64_t layer = at->layer;
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
     char path[ASSAY_PATH_SIZE];
@@ -78,92 +77,50 @@ static const struct {
 } gatings[] = {{"moe_mlpwi_0", MB_GATE}, {"moe_mlpwi_1", MB_UP}};
 
 /* [M,f,R,H] */
-static assay_status write_gating(assay_context *ctx, const bs_run *run, int64_t layer, const bs_microbatch *b)
+assay_status bs_after_compute(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
+    const bs_run *run = at->run;
     const assay_sink *out = run->stack->out;
     const int64_t parts = run->sizes.shards;
     for (int k = 0; k < 2; k++) {
         const int64_t count = bs_count(run, gatings[k].tensor) / parts;
         char path[ASSAY_PATH_SIZE];
-        if (!bs_wants(run, layer, "checkpoints", gatings[k].name, path)) continue;
+        if (!bs_wants(run, at->layer, "checkpoints", gatings[k].name, path)) continue;
         for (int64_t part = 0; part < parts * run->factor; part++) {
             const double *values = b[part % run->factor].values[gatings[k].tensor];
             MUST(out->write(ctx, out->self, path, count, values + part / run->factor * count));
         }
+        for (int64_t m = 0; m < run->factor; m++) bs_drop(&b[m], gatings[k].tensor);
     }
     return ASSAY_OK;
 }
 
-static assay_status compute(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
+assay_status bs_stage_compute(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
+    char path[ASSAY_PATH_SIZE];
     static const bs_tensor made[] = {MB_GATE, MB_UP, MB_ROUTED_OUT, MB_NONE};
     MUST(bs_steps_forward(ctx, at, BS_STEPS_ROUTED, b, made));
     assay_round(ctx, ASSAY_ROUND_STORAGE, bs_count(at->run, MB_ROUTED_OUT), b->values[MB_ROUTED_OUT]);
     if (at->keeps) MUST(keep(ctx, at->run, b, MB_MLPWI_0, MB_GATE));
     if (at->keeps) MUST(keep(ctx, at->run, b, MB_MLPWI_1, MB_UP));
-    for (int k = 0; k < 2 && !at->shows; k++) bs_drop(b, gatings[k].tensor);
+    for (int k = 0; k < 2; k++)
+        if (!bs_wants(at->run, at->layer, "checkpoints", gatings[k].name, path)) bs_drop(b, gatings[k].tensor);
     bs_drop(b, MB_ROWS);
     return ASSAY_OK;
 }
 
-static assay_status unroute(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
+assay_status bs_stage_unroute(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     bs_lend(b, MB_MOE_INPUTS, b->values[MB_MLA_OUT]);
     return bs_unroute_ubatch(ctx, at, b);
 }
 
-static bool shows_gating(const bs_run *run, int64_t layer)
-{
-    char path[ASSAY_PATH_SIZE];
-    return bs_wants(run, layer, "checkpoints", gatings[0].name, path) ||
-           bs_wants(run, layer, "checkpoints", gatings[1].name, path);
-}
-
-assay_status bs_moe(assay_context *ctx, bs_run *run, const bs_layer *given, bs_microbatch *b)
-{
-    bs_layer at = *given;
-    const int64_t last = run->factor - 1, layer = at.layer;
-    at.shows = shows_gating(run, layer);
-    MUST(read_given(ctx, run, layer, b));
-    MUST(bs_staggered_call(ctx, run, (bs_stage){ASSAY_STAGE_ROUTE, layer, run->factor, false}, route, &at, b));
-    MUST(write_routing(ctx, &at, layer, b));
-    MUST(bs_staggered_call(ctx, run, (bs_stage){ASSAY_STAGE_COMPUTE, layer, run->factor, false}, compute, &at, b));
-    MUST(write_gating(ctx, run, layer, b));
-    for (int64_t m = 0; m < run->factor; m++)
-        for (int k = 0; k < 2; k++) bs_drop(&b[m], gatings[k].tensor);
-    MUST(bs_staggered_call(ctx, run, (bs_stage){ASSAY_STAGE_UNROUTE, layer, last, false}, unroute, &at, b));
-    return bs_copy(ctx, run, &b[last], MB_MOE_INPUTS, &b[last], MB_MLA_OUT);
-}
-
-/* --- backward: what forward did not keep is made again first --- */
-
-static assay_status route_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
+assay_status bs_stage_route_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
     const int64_t count = bs_count(at->run, MB_MLA_OUT);
     MUST(bs_shared_expert_and_route_bwd(ctx, at, b, d));
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, d->values[MB_MLA_OUT]);
     if (layer_adds_block(ctx))
         layer_add(ctx, d->values[MB_MLA_OUT], d->values[MB_MOE_INPUTS], d->values[MB_MLA_OUT], count);
-    return ASSAY_OK;
-}
-
-assay_status bs_moe_bwd(assay_context *ctx, bs_run *run, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
-{
-    const int64_t layer = at->layer;
-    bs_stage stage = {ASSAY_STAGE_ROUTE_REMAT, layer, run->factor, true};
-    MUST(read_given(ctx, run, layer, b));
-    MUST(bs_staggered_call(ctx, run, stage, bs_shared_expert_and_route_remat, at, b));
-    stage.name = ASSAY_STAGE_COMPUTE_REMAT;
-    MUST(bs_staggered_call(ctx, run, stage, bs_compute_remat, at, b));
-    stage.name = ASSAY_STAGE_UNROUTE_BWD;
-    stage.count = run->factor - 1; /* the last one's is done */
-    MUST(bs_staggered_bwd(ctx, run, stage, bs_unroute_ubatch_bwd, at, b, d, 0, 0));
-    stage.name = ASSAY_STAGE_COMPUTE_BWD;
-    stage.count = run->factor;
-    MUST(bs_staggered_bwd(ctx, run, stage, bs_compute_bwd, at, b, d, BS_ROUTED, BS_WEIGHTS));
-    stage.name = ASSAY_STAGE_ROUTE_BWD;
-    MUST(bs_staggered_bwd(ctx, run, stage, route_bwd, at, b, d, BS_POST_NORM, BS_ROUTED));
-    if (b->values[MB_GIVEN_WEIGHTS] != NULL)
-        MUST(bs_write_tensor(ctx, run, layer, "gradients/inputs", "routing_weights", d, MB_CHOICE_WEIGHTS));
     return ASSAY_OK;
 }

@@ -46,14 +46,16 @@ bs_function_bwd bs_compute_bwd;
 bs_function bs_unroute_ubatch;
 bs_function_bwd bs_unroute_ubatch_bwd;
 
-/* --- all microbatches (batch_split_moe.c) --- */
+/* --- in the schedule (batch_split_moe.c) --- */
 
-/* moe, route_compute_unroute: from mla_out, as bs_batch_split_schedule; where it keeps, with mlpwi_0 and mlpwi_1. Writes the routing
- * results and checkpoints that the sink wants, and reads the given choice. */
-assay_status bs_moe(assay_context *ctx, bs_run *run, const bs_layer *at, bs_microbatch *b);
-/* moe_bwd, route_compute_unroute_bwd: down to the gradients of mla_out. Of `g` (gathered) the MoE half's weights: microbatches
- * summed (sum_grads), as each shard has them, BS_POST_NORM and BS_GATE_BIAS summed over all shards. */
-assay_status bs_moe_bwd(assay_context *ctx, bs_run *run, const bs_layer *at, bs_microbatch *b, bs_microbatch *d);
+/* The choice that the source fixes, of each microbatch, and its weights. */
+assay_status bs_read_given(assay_context *ctx, const bs_run *run, int64_t layer, bs_microbatch *b);
+/* mla_out, given -> shared_out and what route makes; -> routed_out, where the layer keeps also mlpwi_0 and mlpwi_1; -> outputs. _bwd down
+ * to the gradient of mla_out. */
+bs_function bs_stage_route, bs_stage_compute, bs_stage_unroute;
+bs_function_bwd bs_stage_route_bwd;
+/* Of all microbatches write the routing results, and the checkpoints, that the sink wants. */
+bs_function bs_after_route, bs_after_compute;
 
 /* Operations of products that backward repeats of one microbatch on all shards, rows beyond the capacity aside. */
 double bs_moe_remat_flops(const bs_run *run);

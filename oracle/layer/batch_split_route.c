@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
-#include "oracle/layer/batch_split_moe_internal.h"
+#include "oracle/layer/batch_split_moe.h"
 #include "oracle/mesh/collectives.h"
 #include "oracle/moe/shard_rows.h"
 

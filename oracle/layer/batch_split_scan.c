@@ -5,9 +5,7 @@
 
 #include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_moe.h"
-#include "oracle/layer/batch_split_scan.h"
 #include "oracle/layer/batch_split_steps.h"
-#include "oracle/layer/batch_split_weights.h"
 #include "oracle/layer/schedule_groups.h"
 
 struct assay_batch_split {
@@ -128,7 +126,7 @@ static assay_status layer_forward_split(assay_context *ctx, assay_batch_split *s
     const bool offload = layer < split->layers - 1;
     for (int64_t m = 0; m < run->factor; m++) {
         bs_lend(&b[m], MB_OUTPUTS, split->xs[m]);
-        TRY(bs_copy(ctx, run, &b[m], MB_LAYER_INPUTS, &b[m], MB_OUTPUTS));
+        TRY(bs_copy(ctx, run, &b[m], MB_LAYER_INPUTS, MB_OUTPUTS));
     }
     TRY(bs_batch_split_schedule(ctx, run, split->first + layer, b, w));
     move_last(last, &b[run->factor - 1]);

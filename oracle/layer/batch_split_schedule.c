@@ -3,74 +3,108 @@
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
-#include "oracle/layer/batch_split_internal.h"
-#include "oracle/layer/batch_split_mla.h"
 #include "oracle/layer/batch_split_moe.h"
-#include "oracle/layer/batch_split_scan.h"
 #include "oracle/layer/batch_split_steps.h"
 
-static assay_status write_checkpoints(assay_context *ctx, const bs_run *run, int64_t layer, const bs_microbatch *b)
+static assay_status write_checkpoints(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
-    MUST(bs_write_tensor(ctx, run, layer, "checkpoints", "decoder_layer_input", b, MB_LAYER_INPUTS));
-    MUST(bs_write_tensor(ctx, run, layer, "checkpoints", "attention_out", b, MB_ATTN_OUT));
-    MUST(bs_write_tensor(ctx, run, layer, "checkpoints", "lse", b, MB_LSE));
-    return bs_write_tensor(ctx, run, layer, "checkpoints", "mla_out", b, MB_MLA_OUT);
+    static const struct {
+        const char *name;
+        bs_tensor tensor;
+    } shown[] = {{"decoder_layer_input", MB_LAYER_INPUTS},
+                 {"attention_out", MB_ATTN_OUT},
+                 {"lse", MB_LSE},
+                 {"mla_out", MB_MLA_OUT}};
+    for (size_t i = 0; i < sizeof shown / sizeof *shown; i++)
+        MUST(bs_write_tensor(ctx, at->run, at->layer, "checkpoints", shown[i].name, b, shown[i].tensor));
+    return ASSAY_OK;
 }
 
-typedef struct layer_room {
-    bs_shown shown;
-    bs_steps steps[BS_STEPS_KINDS];
-} layer_room;
+/* A function for microbatch 0, 1, ..., each an event; gradients of weights from `first` to before `end` are summed over them. */
+typedef struct stage {
+    assay_stage name;
+    bs_function *run;
+    bs_function_bwd *back;
+    int first, end;
+    bool attention, but_last; /* of the attention half; the last microbatch's is not now */
+    bs_function *after;       /* of all microbatches */
+} stage;
 
-static void layer_close(layer_room *room)
+static const stage forward_stages[] = {
+    {.name = ASSAY_STAGE_MLA_WITH_NORMS, .run = bs_mla_with_norms, .attention = true, .after = write_checkpoints},
+    {.name = ASSAY_STAGE_ROUTE, .run = bs_stage_route, .after = bs_after_route},
+    {.name = ASSAY_STAGE_COMPUTE, .run = bs_stage_compute, .after = bs_after_compute},
+    {.name = ASSAY_STAGE_UNROUTE, .run = bs_stage_unroute, .but_last = true}};
+
+/* What forward did not keep is made again first. */
+static const stage backward_stages[] = {
+    {.name = ASSAY_STAGE_MLA_WITH_NORMS_REMAT, .run = bs_mla_with_norms_remat, .attention = true},
+    {.name = ASSAY_STAGE_ROUTE_REMAT, .run = bs_shared_expert_and_route_remat},
+    {.name = ASSAY_STAGE_COMPUTE_REMAT, .run = bs_compute_remat},
+    {.name = ASSAY_STAGE_UNROUTE_BWD, .back = bs_unroute_ubatch_bwd, .but_last = true},
+    {.name = ASSAY_STAGE_COMPUTE_BWD, .back = bs_compute_bwd, .first = BS_ROUTED, .end = BS_WEIGHTS},
+    {.name = ASSAY_STAGE_ROUTE_BWD, .back = bs_stage_route_bwd, .first = BS_POST_NORM, .end = BS_ROUTED},
+    {.name = ASSAY_STAGE_MLA_WITH_NORMS_BWD, .back = bs_mla_with_norms_bwd, .end = BS_POST_NORM, .attention = true}};
+
+static assay_status run_stage(assay_context *ctx, bs_run *run, const bs_layer *at, const stage *s, bs_microbatch *b,
+                              bs_microbatch *d)
 {
-    bs_shown_close(&room->shown);
+    bs_layer each = *at;
+    OWNED_BY(bs_gradient_sums_close) bs_gradient_sums sums = {0};
+    if (s->attention && b->values[MB_LAYER_INPUTS] == NULL) return ASSAY_OK;
+    if (s->back != NULL) MUST(bs_gradient_sums_open(ctx, run, &sums, at->g, s->first, s->end));
+    for (int64_t m = 0; m < run->factor - s->but_last; m++) {
+        each.g = bs_gradients_of(&sums, m);
+        MUST(assay_schedule_add(ctx, &run->schedule, d != NULL, s->name, at->layer, m));
+        MUST(s->back != NULL ? s->back(ctx, &each, &b[m], &d[m]) : s->run(ctx, &each, &b[m]));
+        if (s->back != NULL) bs_add_gradients(ctx, run, &sums, m);
+    }
+    return s->after == NULL ? ASSAY_OK : s->after(ctx, at, b);
 }
 
-static bs_layer begin(const assay_context *ctx, layer_room *room, const bs_run *run, int64_t layer, bs_microbatch *b,
-                      bool backward)
+static bs_layer begin(const assay_context *ctx, bs_shown *shown, bs_steps *steps, const bs_run *run, int64_t layer,
+                      bs_microbatch *b, bool backward)
 {
-    bs_steps_open(room->steps, ctx, run, bs_recipe_of(run), false);
+    bs_steps_open(steps, ctx, run, bs_recipe_of(run), false);
     for (int64_t m = 0; m < run->factor; m++) {
         if (run->yarn_freqs[m] != NULL) bs_lend(&b[m], MB_ANGLES, run->yarn_freqs[m]);
         b[m].number = m;
     }
     return (bs_layer){.run = run,
                       .layer = layer,
-                      .steps = room->steps,
+                      .steps = steps,
                       .recipe = bs_recipe_of(run),
-                      .made = bs_shown_open(&room->shown, run, layer, backward),
+                      .made = bs_shown_open(shown, run, layer, backward),
                       .keeps = run->stack->store != NULL};
 }
 
 assay_status bs_batch_split_schedule(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b,
                                      const bs_weights *w)
 {
-    OWNED_BY(layer_close) layer_room room = {0};
-    bs_layer at = begin(ctx, &room, run, layer, b, false);
-    const bs_stage attention = {ASSAY_STAGE_MLA_WITH_NORMS, layer, run->factor, false};
+    OWNED_BY(bs_shown_close) bs_shown shown = {0};
+    bs_steps steps[BS_STEPS_KINDS];
+    bs_layer at = begin(ctx, &shown, steps, run, layer, b, false);
+    bs_microbatch *last = &b[run->factor - 1];
     at.w = w;
-    if (b->values[MB_LAYER_INPUTS] != NULL) {
-        MUST(bs_staggered_call(ctx, run, attention, bs_mla_with_norms, &at, b));
-        MUST(write_checkpoints(ctx, run, layer, b));
-    }
-    return bs_moe(ctx, run, &at, b);
+    MUST(bs_read_given(ctx, run, layer, b));
+    for (size_t i = 0; i < sizeof forward_stages / sizeof *forward_stages; i++)
+        MUST(run_stage(ctx, run, &at, &forward_stages[i], b, NULL));
+    return bs_copy(ctx, run, last, MB_MOE_INPUTS, MB_MLA_OUT);
 }
 
 assay_status bs_batch_split_schedule_bwd(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b,
                                          bs_microbatch *d, const bs_weights *w, const bs_weights *g)
 {
-    OWNED_BY(layer_close) layer_room room = {0};
-    bs_layer at = begin(ctx, &room, run, layer, b, true);
-    const bs_stage again = {ASSAY_STAGE_MLA_WITH_NORMS_REMAT, layer, run->factor, true};
-    const bs_stage attention = {ASSAY_STAGE_MLA_WITH_NORMS_BWD, layer, run->factor, true};
-    const bool half = b->values[MB_LAYER_INPUTS] == NULL;
+    OWNED_BY(bs_shown_close) bs_shown shown = {0};
+    bs_steps steps[BS_STEPS_KINDS];
+    bs_layer at = begin(ctx, &shown, steps, run, layer, b, true);
     at.w = w;
     at.g = g;
-    if (!half) MUST(bs_staggered_call(ctx, run, again, bs_mla_with_norms_remat, &at, b));
-    MUST(bs_moe_bwd(ctx, run, &at, b, d));
-    if (half) return ASSAY_OK;
-    return bs_staggered_bwd(ctx, run, attention, bs_mla_with_norms_bwd, &at, b, d, BS_PRE_NORM, BS_POST_NORM);
+    MUST(bs_read_given(ctx, run, layer, b));
+    for (size_t i = 0; i < sizeof backward_stages / sizeof *backward_stages; i++)
+        MUST(run_stage(ctx, run, &at, &backward_stages[i], b, d));
+    if (b->values[MB_GIVEN_WEIGHTS] == NULL) return ASSAY_OK;
+    return bs_write_tensor(ctx, run, layer, "gradients/inputs", "routing_weights", d, MB_CHOICE_WEIGHTS);
 }
 
 /* --- residuals between forward and backward --- */

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
-#include "oracle/layer/batch_split_moe_internal.h"
+#include "oracle/layer/batch_split_moe.h"
 #include "oracle/layer/batch_split_steps.h"
 #include "oracle/moe/permute.h"
 
@@ -18,7 +18,7 @@ static assay_routing_config config_of(const bs_run *run)
 static assay_routing_inputs inputs_of(const bs_layer *at, const bs_microbatch *b)
 {
     return (assay_routing_inputs){.logits = b->values[MB_LOGITS],
-                                  .bias = bs_weight_of(at->run, at->w, BS_GATE_BIAS, 0),
+                                  .bias = at->w->values[BS_GATE_BIAS],
                                   .given_experts = b->indices[MB_GIVEN],
                                   .choice_is_input = b->choice_is_input,
                                   .given_weights = b->values[MB_GIVEN_WEIGHTS]};

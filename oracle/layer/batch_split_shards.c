@@ -5,8 +5,7 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
-#include "oracle/layer/batch_split_moe_internal.h"
-#include "oracle/layer/batch_split_scan.h"
+#include "oracle/layer/batch_split_moe.h"
 #include "oracle/ops/vector_sums.h"
 
 assay_status bs_alloc_shards(assay_context *ctx, const bs_run *run, const char *what, int64_t a, int64_t b,
@@ -23,20 +22,6 @@ assay_status bs_alloc_shards_i32(assay_context *ctx, const bs_run *run, const ch
     int64_t count = 0;
     assay_status status = assay_checked_count(ctx, what, 3, (int64_t[]){run->sizes.shards, a, b}, &count);
     return status != ASSAY_OK ? status : assay_alloc_i32(ctx, what, count, out);
-}
-
-double *bs_weight_of(const bs_run *run, const bs_weights *w, int weight, int64_t shard)
-{
-    double *values = w->values[weight];
-    return values == NULL ? NULL : values + shard * bs_weight_count(run, weight, true);
-}
-
-int64_t bs_rows_of(const bs_run *run, const int32_t *group_sizes, int64_t shard)
-{
-    const int64_t experts = run->sizes.local_experts;
-    int64_t rows = 0;
-    for (int64_t e = 0; e < experts; e++) rows += group_sizes[shard * experts + e];
-    return rows;
 }
 
 void bs_sum_over_shards(const assay_context *ctx, const bs_run *run, double *values, int64_t count)
@@ -95,28 +80,6 @@ bool bs_wants(const bs_run *run, int64_t layer, const char *folder, const char *
 const assay_quant_recipe_config *bs_recipe_of(const bs_run *run)
 {
     return &run->stack->config->moe.recipe;
-}
-
-bool bs_quantises(const bs_layer *at)
-{
-    return at->recipe != NULL && at->recipe->recipe != NULL;
-}
-
-const bs_intermediates *bs_shown_open(bs_shown *s, const bs_run *run, int64_t layer, bool backward)
-{
-    const assay_batch_split_sizes *sizes = &run->sizes;
-    *s = (bs_shown){0};
-    if (bs_recipe_of(run)->recipe == NULL) return NULL;
-    assay_layer_prefix(run->stack->config, layer, s->prefix);
-    bs_parts_open(&s->parts, run->stack->in, run->stack->out, sizes->shards, run->factor, sizes->rows);
-    s->made = (bs_intermediates){
-        .in = &s->parts.source, .out = &s->parts.sink, .prefix = s->prefix, .after_forward = backward};
-    return &s->made;
-}
-
-void bs_shown_close(bs_shown *s)
-{
-    bs_parts_close(&s->parts);
 }
 
 assay_status bs_show_run(assay_context *ctx, graph_run *r, const bs_layer *at, const bs_microbatch *b, int64_t shard)
@@ -249,14 +212,10 @@ void bs_move(bs_microbatch *to, bs_microbatch *from, bs_tensor tensor)
     from->indices[tensor] = NULL;
 }
 
-assay_status bs_copy(assay_context *ctx, const bs_run *run, bs_microbatch *to, bs_tensor tensor,
-                     const bs_microbatch *from, bs_tensor of)
+assay_status bs_copy(assay_context *ctx, const bs_run *run, bs_microbatch *b, bs_tensor tensor, bs_tensor of)
 {
-    const assay_status status = bs_make(ctx, run, to, tensor);
-    const size_t count = (size_t)bs_count(run, tensor);
-    if (status != ASSAY_OK) return status;
-    if (forms[tensor].integers) memcpy(to->indices[tensor], from->indices[of], count * sizeof(int32_t));
-    if (!forms[tensor].integers) memcpy(to->values[tensor], from->values[of], count * sizeof(double));
+    MUST(bs_make(ctx, run, b, tensor));
+    memcpy(b->values[tensor], b->values[of], (size_t)bs_count(run, tensor) * sizeof(double));
     return ASSAY_OK;
 }
 
@@ -309,30 +268,5 @@ assay_status bs_read_tensor(assay_context *ctx, const bs_run *run, const char *p
     if (!forms[tensor].integers) MUST(in->read(ctx, in->self, path, 0, count, whole));
     for (int64_t m = 0; m < run->factor; m++) MUST(bs_make(ctx, run, &b[m], tensor));
     move_tensor(run, b, tensor, whole, false);
-    return ASSAY_OK;
-}
-
-assay_status bs_staggered_call(assay_context *ctx, bs_run *run, bs_stage stage, bs_function *f, const bs_layer *at,
-                               bs_microbatch *b)
-{
-    for (int64_t m = 0; m < stage.count; m++) {
-        MUST(assay_schedule_add(ctx, &run->schedule, stage.backward, stage.name, stage.layer, m));
-        MUST(f(ctx, at, &b[m]));
-    }
-    return ASSAY_OK;
-}
-
-assay_status bs_staggered_bwd(assay_context *ctx, bs_run *run, bs_stage stage, bs_function_bwd *f, const bs_layer *at,
-                              bs_microbatch *b, bs_microbatch *d, int first, int end)
-{
-    bs_layer each = *at;
-    OWNED_BY(bs_gradient_sums_close) bs_gradient_sums sums = {0};
-    MUST(bs_gradient_sums_open(ctx, run, &sums, at->g, first, end));
-    for (int64_t m = 0; m < stage.count; m++) {
-        each.g = bs_gradients_of(&sums, m);
-        MUST(assay_schedule_add(ctx, &run->schedule, true, stage.name, stage.layer, m));
-        MUST(f(ctx, &each, &b[m], &d[m]));
-        bs_add_gradients(ctx, run, &sums, m);
-    }
     return ASSAY_OK;
 }

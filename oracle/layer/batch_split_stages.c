@@ -1,11 +1,41 @@
-/* The stages of the MoE half, of one microbatch on all shards: route, compute, unroute. */
+/* The stages of a layer, of one microbatch on all shards: attention, route, compute, unroute. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
-#include "oracle/layer/batch_split_moe_internal.h"
+#include "oracle/layer/batch_split_moe.h"
 #include "oracle/layer/batch_split_steps.h"
 #include "oracle/ops/vector_sums.h"
+
+assay_status bs_mla_with_norms(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
+{
+    static const bs_tensor made[] = {MB_MLA_OUT, MB_ATTN_OUT, MB_LSE, MB_NONE};
+    return bs_steps_forward(ctx, at, BS_STEPS_ATTENTION, b, made);
+}
+
+assay_status bs_mla_with_norms_remat(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
+{
+    MUST(bs_steps_remat(ctx, at, BS_STEPS_ATTENTION, b));
+    assay_remat_recomputed(at->run->stack->store, bs_mla_remat_flops(at->run));
+    return ASSAY_OK;
+}
+
+assay_status bs_mla_with_norms_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
+{
+    static const bs_tensor made[] = {MB_LAYER_INPUTS, MB_NONE};
+    MUST(bs_steps_backward(ctx, at, BS_STEPS_ATTENTION, b, d, made));
+    assay_round(ctx, ASSAY_ROUND_STORAGE, bs_count(at->run, MB_LAYER_INPUTS), d->values[MB_LAYER_INPUTS]);
+    return ASSAY_OK;
+}
+
+/* All before attention. */
+double bs_mla_remat_flops(const bs_run *run)
+{
+    const graph *g = &run->attention;
+    const double after =
+        graph_operations(g, graph_find(g, "attention_out")) + graph_operations(g, graph_find(g, "out_proj"));
+    return (double)run->sizes.shards * (graph_forward_operations(g) - after);
+}
 
 static const bs_tensor x_norm[] = {MB_X_NORM, MB_NONE}, mla_out[] = {MB_MLA_OUT, MB_NONE};
 static const bs_tensor shared_out[] = {MB_SHARED_OUT, MB_NONE};
@@ -86,6 +116,15 @@ assay_status bs_shared_expert_and_route_bwd(assay_context *ctx, const bs_layer *
     return ASSAY_OK;
 }
 
+/* Rows that a shard's experts compute. */
+static int64_t rows_of(const bs_run *run, const int32_t *group_sizes, int64_t shard)
+{
+    const int64_t experts = run->sizes.local_experts;
+    int64_t rows = 0;
+    for (int64_t e = 0; e < experts; e++) rows += group_sizes[shard * experts + e];
+    return rows;
+}
+
 /* A shard's rows that were kept, and 0 beyond them. */
 static void take_kept(const bs_run *run, bs_microbatch *b, bs_tensor tensor, bs_tensor kept, int64_t shard)
 {
@@ -103,7 +142,7 @@ assay_status bs_compute_remat(assay_context *ctx, const bs_layer *at, bs_microba
     MUST(bs_make(ctx, run, b, MB_GATE));
     MUST(bs_make(ctx, run, b, MB_UP));
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        const int64_t rows = bs_rows_of(run, b->indices[MB_OWN_COUNTS], shard);
+        const int64_t rows = rows_of(run, b->indices[MB_OWN_COUNTS], shard);
         if (rows > run->sizes.capacity) {
             assay_remat_recomputed(run->stack->store, row_flops * (double)rows);
             MUST(bs_steps_forward_shard(ctx, at, BS_STEPS_ROUTED, b, shard, gating));
@@ -142,8 +181,8 @@ assay_status bs_unroute_ubatch(assay_context *ctx, const bs_layer *at, bs_microb
 assay_status bs_unroute_ubatch_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
     const bs_run *run = at->run;
-    MUST(bs_copy(ctx, run, d, MB_MOE_INPUTS, d, MB_OUTPUTS));
-    MUST(bs_copy(ctx, run, d, MB_SHARED_OUT, d, MB_OUTPUTS));
+    MUST(bs_copy(ctx, run, d, MB_MOE_INPUTS, MB_OUTPUTS));
+    MUST(bs_copy(ctx, run, d, MB_SHARED_OUT, MB_OUTPUTS));
     bs_lend(d, MB_EXPERTS_OUT, d->values[MB_OUTPUTS]);
     MUST(bs_unroute_bwd(ctx, at, b, d));
     bs_drop(d, MB_EXPERTS_OUT);

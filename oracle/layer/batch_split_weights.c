@@ -1,4 +1,5 @@
-#include "oracle/layer/batch_split_weights.h"
+/* Weights of the schedule (MaxText deepseek_batchsplit.py). */
+#include "oracle/layer/batch_split_internal.h"
 
 #include <stdlib.h>
 #include <string.h>

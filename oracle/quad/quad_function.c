@@ -1,16 +1,6 @@
 /* The functions of the batch-split module one by one, naively. A NAME_bwd is the tape's way back through NAME. */
 #include "oracle/quad/quad_function.h"
 
-static bool is_of_layer(const quad_call *c)
-{
-    bool of_layer = true;
-    for (int i = 0; i < c->view->forward.count; i++) {
-        const assay_function_tensor *tensor = &c->view->forward.items[i];
-        of_layer &= !tensor->result || quad_is_of_layer(tensor);
-    }
-    return of_layer;
-}
-
 void quad_function(quad_tape *t, const void *config)
 {
     quad_call *c = quad_keep(t, 1, sizeof *c);
@@ -23,6 +13,6 @@ void quad_function(quad_tape *t, const void *config)
     c->s = c->view->sizes;
     c->factor = c->config->stack.batch_split_factor;
     quad_take(c);
-    if (!is_of_layer(c) && !quad_others(c)) quad_move(c);
+    if (!quad_others(c)) quad_move(c);
     quad_finish(c);
 }

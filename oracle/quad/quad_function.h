@@ -30,7 +30,6 @@ typedef struct quad_call {
         arguments[ASSAY_FUNCTION_TENSORS]; /* of view->forward: given, a kernel as each shard has it, [M,..]; or made */
     quad_node made[MB_TENSORS][ASSAY_MOST_MICROBATCHES];    /* [M*rows,columns]; 0: not yet */
     int32_t *integers[MB_TENSORS][ASSAY_MOST_MICROBATCHES]; /* [M,..]; NULL: not yet */
-    const int64_t *sorted[ASSAY_MOST_MICROBATCHES];         /* [M*R]: the choice of all shards in each sorted row */
 } quad_call;
 
 /* Takes what is given; gives the results, or of a NAME_bwd the gradients of what stands for its arguments. */

@@ -179,28 +179,19 @@ static int32_t *own_counts(quad_call *c, const int32_t *all)
 
 /* --- sorting by expert, and back --- */
 
-/* The choice of all shards in each sorted row of each shard, [M*R]. */
-static const int64_t *sorted(quad_call *c, int64_t i)
+/* The choice of all shards in each sorted row of each shard, [M*R], over `each`: 1, or K for the tokens. */
+static const int64_t *sorted(quad_call *c, int64_t i, int64_t each)
 {
     const int64_t experts = c->routing->num_experts, copies = c->s.copies;
     const int32_t *rolled = quad_integers_at(c, MB_ROLLED, i);
     int32_t *order = quad_keep(c->t, copies + experts, sizeof *order);
     int64_t *choices = quad_indices(c->t, c->s.shards * copies);
-    if (c->sorted[i] != NULL || choices == NULL || rolled == NULL) return c->sorted[i];
+    if (choices == NULL || rolled == NULL) return NULL;
     for (int64_t shard = 0; shard < c->s.shards; shard++) {
         quad_sort_by_expert(copies, rolled + shard * copies, experts, order, order + copies);
-        for (int64_t k = 0; k < copies; k++) choices[shard * copies + k] = gathered(c, shard, order[k]);
+        for (int64_t k = 0; k < copies; k++) choices[shard * copies + k] = gathered(c, shard, order[k]) / each;
     }
-    return c->sorted[i] = choices;
-}
-
-static const int64_t *sorted_tokens(quad_call *c, int64_t i)
-{
-    const int64_t *choices = sorted(c, i), all = c->s.shards * c->s.copies;
-    int64_t *tokens = quad_indices(c->t, all);
-    for (int64_t k = 0; tokens != NULL && choices != NULL && k < all; k++)
-        tokens[k] = choices[k] / c->routing->num_experts_per_tok;
-    return choices == NULL ? NULL : tokens;
+    return choices;
 }
 
 /* --- experts --- */
@@ -332,9 +323,9 @@ static quad_node value(quad_call *c, bs_tensor tensor, int64_t i)
     case MB_SHARED_OUT:
         return shared_out(c, i);
     case MB_ROWS:
-        return quad_gather(c->t, quad_at(c, MB_X_NORM, i), sorted_tokens(c, i), rows);
+        return quad_gather(c->t, quad_at(c, MB_X_NORM, i), sorted(c, i, c->routing->num_experts_per_tok), rows);
     case MB_ROW_WEIGHTS:
-        return quad_gather(c->t, quad_view(c->t, quad_at(c, MB_CHOICE_WEIGHTS, i), 1), sorted(c, i), rows);
+        return quad_gather(c->t, quad_view(c->t, quad_at(c, MB_CHOICE_WEIGHTS, i), 1), sorted(c, i, 1), rows);
     case MB_MLPWI_0:
         return first_rows(c, MB_GATE, i);
     case MB_MLPWI_1:
@@ -342,7 +333,7 @@ static quad_node value(quad_call *c, bs_tensor tensor, int64_t i)
     case MB_ROUTED_OUT:
         return routed_out(c, i);
     case MB_EXPERTS_OUT: /* every copy of a token on every shard, added */
-        return quad_scatter(c->t, quad_at(c, MB_ROUTED_OUT, i), sorted_tokens(c, i), tokens);
+        return quad_scatter(c->t, quad_at(c, MB_ROUTED_OUT, i), sorted(c, i, c->routing->num_experts_per_tok), tokens);
     case MB_MOE_INPUTS:
         return quad_at(c, MB_MLA_OUT, i);
     case MB_OUTPUTS:

@@ -108,6 +108,7 @@ void quad_move(quad_call *c)
     for (int i = 0; i < own->count; i++) {
         const assay_function_tensor *result = &own->items[i], *given = NULL, *whole = NULL;
         quad_node from = 0;
+        if (quad_is_of_layer(result) || c->view->backward) continue;
         for (int k = 0; result->result && k < own->count; k++) {
             if (own->items[k].result || own->items[k].integers || own->items[k].weight != result->weight) continue;
             const quad_node parts[] = {from, quad_in(c, own->items[k].path, 1)};

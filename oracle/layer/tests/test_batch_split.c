@@ -2,7 +2,7 @@
  * missing. Numbers of its functions are certified. */
 
 #include "oracle/arithmetic/emulated.h"
-#include "oracle/layer/batch_split_scan.h"
+#include "oracle/layer/batch_split_internal.h"
 #include "oracle/layer/schedule_events.h"
 #include "oracle/layer/tests/split_case.h"
 #include "tests/support/assay_test.h"
