@@ -22,13 +22,14 @@ import sys
 import tempfile
 import traceback
 import weakref
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from . import _library as lib
 from ._case import Case
 
+LONGEST_NAME = 39  #: of a tensor or a step
 FEW = 32  #: numbers of a constant that are no whole ones
 MOST = 4096  #: numbers of a constant
 MOST_PARTS = 6  #: that are put together at once
@@ -824,14 +825,38 @@ class Tracer:
             parts.append(part.seen([*part.dims[: place + 1], (), *part.dims[place + 1 :]]))
         return self.concatenate(parts, place + 1)
 
-    def convolution(self, x: Value, w: Value, stride: Sequence[int], dilation: Sequence[int], around: Sequence[tuple[int, int]]) -> Value:
-        """x [batch, groups, channels, ..], w [groups, channels of the result, channels, ..]: the windows of x by w."""
-        rank = len(stride)
+    def convolution(self, x: Value, w: Value, stride: Sequence[int], dilation: Sequence[int], around: Sequence[tuple[int, int]], groups: int) -> Value:
+        """x [batch, channels, ..], w [channels of the result, channels of a group, ..]: the windows of x by w; of each channel with those before it a step."""
+        rank, (channels, *taps) = len(stride), (size_of(d) for d in w.dims[1:])
+        self.lone(taps)
+        alone = (rank, groups, size_of(x.dims[1]), channels, *stride, *dilation) == (1, size_of(w.dims[0]), size_of(w.dims[0]), 1, 1, 1)
+        if alone and taps[0] > 1 and around[0] == (taps[0] - 1, 0):
+            return self.causal(x, w)
+        x = self.reshape(x, [size_of(x.dims[0]), groups, channels, *(size_of(d) for d in x.dims[2:])])
+        w = self.reshape(w, [groups, size_of(w.dims[0]) // groups, channels, *taps])
         for i in reversed(range(rank)):
-            x = self.windows(x, 3 + i, size_of(w.dims[3 + i]), stride[i], dilation[i], around[i])
-        taps = [4 + 2 * i for i in range(rank)]
-        made = self.contract(x, w, ([1], [0]), ([2, *taps], [2, *range(3, 3 + rank)]))  # groups, batch, .., channels
+            x = self.windows(x, 3 + i, taps[i], stride[i], dilation[i], around[i])
+        places = [4 + 2 * i for i in range(rank)]
+        made = self.contract(x, w, ([1], [0]), ([2, *places], [2, *range(3, 3 + rank)]))  # groups, batch, .., channels
         return self.ordered(made, [made.dims[1], made.dims[0] + made.dims[-1], *made.dims[2:-1]])
+
+    def lone(self, taps: Sequence[int]) -> None:
+        if sum(n > 1 for n in taps) > 1:
+            raise lib.BadInput("a program has windows along one dimension alone: 2-D and 3-D convolutions and pooling are none of its steps")
+
+    def causal(self, x: Value, w: Value) -> Value:
+        """x [batch, channels, time], w [channels, 1, taps]"""
+        made = self.causal_conv(self.ordered(x, [x.dims[i] for i in (0, 2, 1)]), self.renamed(w, [w.dims[0], (), w.dims[2]]).seen([w.dims[0], w.dims[2]]))
+        return self.ordered(made, [made.dims[i] for i in (0, 2, 1)])
+
+    def pooled(self, step: str, x: Value, sizes: Sequence[int], stride: Sequence[int], dilation: Sequence[int], around: Sequence[tuple[int, int]]) -> Value:
+        """The sum, mean or maximum of windows of the last dimensions."""
+        self.lone(sizes)
+        rank = len(sizes)
+        first = len(x.dims) - rank
+        for i in reversed(range(rank)):
+            x = self.windows(x, first + i, sizes[i], stride[i], dilation[i], around[i], FAR if step == "max" else 0.0)
+        return self.over(step, x, [first + 1 + 2 * i for i in range(rank)], False)
 
     def spread(self, x: Value, place: int, stride: int) -> Value:
         """With stride - 1 zeros between numbers."""
@@ -1020,12 +1045,12 @@ class Tracer:
         variables = {step.place: step for step in self.steps}  # the last one of a line
         for step in self.steps:
             match = re.match(r"\s*([A-Za-z_]\w*)\s*(?::[^=]*)?=[^=]", linecache.getline(*step.place))
-            if match and variables[step.place] is step and (match[1] not in taken or any(match[1] == name and v.step is step for name, v in outputs)):
+            if match and len(match[1]) <= LONGEST_NAME and variables[step.place] is step and (match[1] not in taken or any(match[1] == name and v.step is step for name, v in outputs)):
                 step.name = match[1]
                 taken.add(step.name)
         for step in self.steps:
             second = re.match(r"\s*[A-Za-z_]\w*\s*,\s*([A-Za-z_]\w*)\s*=[^=]", linecache.getline(*step.place))
-            if step.alone and second and second[1] not in taken:  # the values of the best, and their indices
+            if step.alone and second and len(second[1]) <= LONGEST_NAME and second[1] not in taken:  # the values of the best, and their indices
                 step.name = second[1]
                 taken.add(step.name)
         for step in self.steps:
@@ -1186,9 +1211,15 @@ def shifted(x: Value, place: int) -> Value | None:
     """y, where x is y - max(y) along that dimension."""
     of = x.came("sub")
     most = of[1].origin if of and len(of[1].dims) == len(of[0].dims) else None
-    if most is not None and most.operator == "detach":  # its gradients cancel anyway
+    while most is not None and most.operator in ("detach", "rearrange"):  # its gradients cancel anyway
         most = most.operands[0].origin
-    return of[0] if most is not None and most.operator == "max" and most.places == (place,) and same(most.operands[0], of[0]) else None
+    if most is None or most.operator != "max" or len(most.places) != 1:
+        return None
+    if most.places == (place,) and same(most.operands[0], of[0]):
+        return of[0]
+    a, b = (v.origin.operands[0].core if v.origin is not None and v.origin.operator == "rearrange" else v.core for v in (most.operands[0], of[0]))
+    moved = a is b and roots(most.operands[0].dims[most.places[0]]) == roots(of[0].dims[place])  # both are in another order
+    return of[0] if moved and alike(of[1].dims, [() if i == place else d for i, d in enumerate(of[0].dims)]) else None
 
 
 def exponentials_of(v: Value) -> tuple[Value | None, int]:
@@ -1438,6 +1469,19 @@ def as_function(function: Callable[..., Any], example: Any) -> tuple[Callable[..
     return function, example, weights
 
 
+def short_names(paths: Iterable[str]) -> dict[str, str]:
+    """Names for these paths: underscores for dots, a letter first, and of a long one its end."""
+    names: dict[str, str] = {}
+    for path in paths:
+        name = re.sub(r"\W", "_", path)
+        while len(name) > LONGEST_NAME and "_" in name[:-1]:
+            name = name.split("_", 1)[1]
+        first = name = (name if name[:1].isalpha() else "layer_" + name)[-LONGEST_NAME:]
+        name = next(n for n in itertools.chain([name], (f"{first[:LONGEST_NAME - 4]}_{i}" for i in itertools.count(2))) if n not in names)
+        names[name] = path
+    return names
+
+
 class Part(NamedTuple):
     """An argument that is a tensor by itself."""
 
@@ -1524,7 +1568,14 @@ def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] 
 
     rounds = any(step.base == "cast" for step in tracer.steps)
     if check and not tracer.stands_alone:
-        held(functools.partial(framework.evaluate, casts=True) if rounds else framework.evaluate, function, example, program({key: settings[key] for key in ("seed", "gradients") if key in settings}))
+        evaluate = functools.partial(framework.evaluate, casts=True) if rounds else framework.evaluate
+        try:
+            held(evaluate, function, example, program({key: settings[key] for key in ("seed", "gradients") if key in settings}))
+        except lib.BadInput as why:
+            if settings.get("gradients") == "none" or "needed for gradient computation has been modified by an inplace operation" not in str(why):
+                raise
+            settings["gradients"] = "none"  # PyTorch has none of a function that writes over what a gradient needs
+            held(evaluate, function, example, program({key: settings[key] for key in ("seed", "gradients") if key in settings}))
     return program(settings)
 
 
@@ -1569,7 +1620,7 @@ def held(evaluate: Callable[..., Any], function: Callable[..., Any], example: Ma
 
     def results(kinks: bool = False) -> tuple[dict[str, Any], set[str]]:
         try:
-            outputs, gradients, kinked = evaluate(function, example, given, cotangents, kinks=kinks)
+            outputs, gradients, kinked = evaluate(function, example, given, cotangents, kinks=kinks, backward=any(path.startswith("gradients/") for path in made.expected))
         except Exception as error:
             raise lib.BadInput(f"{failed_at(error, function)}: in float64 on the numbers of the case the function ends by {said_by(error)}; check=False leaves this run out") from error
         found = {f"outputs/{name}": array for name, array in outputs.items()}

@@ -23,7 +23,7 @@ MOVES = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "
 TURNS = {**{name: "move" for name in MOVES}, "dot_general": "product", "gather": "rows", **{name: name for name in ("mul", "div", "add", "sub", "neg", "cos", "sin")}}
 #: Parameters that no handler need read: they say how it is computed, not what; and what others are in any function that a program has.
 ASIDE = ("accuracy", "precision", "preferred_element_type", "sharding", "out_sharding", "weak_type", "index_dtype", "is_stable", "unique_indices", "indices_are_sorted",
-         "mode", "fill_value", "update_jaxpr", "update_consts", "linear", "unroll", "_split_transpose", "ft_in", "ft_out")
+         "mode", "fill_value", "update_jaxpr", "update_consts", "conjugate_a", "linear", "unroll", "_split_transpose", "ft_in", "ft_out")
 PLAIN = {"reverse": False, "batch_group_count": 1, "out_dtype": None}
 NEVER_READ = "a program has it within gelu alone"
 
@@ -320,6 +320,9 @@ class Walk:
     def on_cumsum(self, eqn: Any, given: Sequence[Known], axis: int) -> Value:
         return self.t.along("cumsum", self.whole(given[0], eqn.invars[0]), axis)
 
+    def on_cumprod(self, eqn: Any, given: Sequence[Known], axis: int) -> Value:
+        return self.t.cumprod(self.whole(given[0], eqn.invars[0]), axis)
+
     # products
 
     def on_dot_general(self, eqn: Any, given: Sequence[Known], dimension_numbers: Any) -> Value:
@@ -336,16 +339,31 @@ class Walk:
                                 feature_group_count: int) -> Value:
         x, w = (self.whole(v, var) for v, var in zip(given, eqn.invars))
         xs, ws, out = dimension_numbers.lhs_spec, dimension_numbers.rhs_spec, dimension_numbers.out_spec
-        taps = eqn.invars[1].aval.shape[ws[2]] if len(ws) == 3 else 0
-        plain = all(n == 1 for steps in (window_strides, lhs_dilation, rhs_dilation) for n in steps)
-        channels = eqn.invars[0].aval.shape[xs[1]]
-        if len(xs) != 3 or not plain or tuple(padding[0]) != (taps - 1, 0) or feature_group_count != channels != eqn.invars[1].aval.shape[ws[0]]:
-            raise lib.BadInput("expected a causal convolution of each channel")
-        x = self.t.ordered(x, [x.dims[xs[i]] for i in (0, 2, 1)])
-        w = self.t.renamed(w, [() if i == ws[1] else d for i, d in enumerate(w.dims)])
-        w = self.t.ordered(w, [w.dims[ws[i]] for i in (0, 2)])
-        made = self.t.causal_conv(x, w)
-        return self.t.ordered(made, [made.dims[(0, 2, 1)[out.index(i)]] for i in range(3)])
+        x, w = self.t.ordered(x, [x.dims[i] for i in xs]), self.t.ordered(w, [w.dims[i] for i in ws])
+        for i, step in enumerate(lhs_dilation):
+            x = self.t.spread(x, 2 + i, step)
+        made = self.t.convolution(x, w, window_strides, rhs_dilation, [(int(before), int(behind)) for before, behind in padding], feature_group_count)
+        return self.t.ordered(made, [made.dims[out.index(i)] for i in range(len(out))])
+
+    def windows(self, step: str, eqn: Any, given: Sequence[Known], sizes: Sequence[int], stride: Sequence[int], padding: Any, dilation: Sequence[int], base: Sequence[int]) -> Value:
+        if max(base) > 1:
+            raise lib.BadInput("base_dilation, expected none")
+        return self.t.pooled(step, self.whole(given[0], eqn.invars[0]), sizes, stride, dilation, [(int(a), int(b)) for a, b in padding])
+
+    def on_reduce_window_sum(self, eqn: Any, given: Sequence[Known], window_dimensions: Any, window_strides: Any, padding: Any, window_dilation: Any, base_dilation: Any) -> Value:
+        return self.windows("sum", eqn, given, window_dimensions, window_strides, padding, window_dilation, base_dilation)
+
+    def on_reduce_window_max(self, eqn: Any, given: Sequence[Known], window_dimensions: Any, window_strides: Any, padding: Any, window_dilation: Any, base_dilation: Any) -> Value:
+        return self.windows("max", eqn, given, window_dimensions, window_strides, padding, window_dilation, base_dilation)
+
+    def on_triangular_solve(self, eqn: Any, given: Sequence[Known], left_side: bool, lower: bool, transpose_a: bool, unit_diagonal: bool) -> Value:
+        a, b = (self.whole(v, var) for v, var in zip(given, eqn.invars))
+        if not left_side:  # x a = b, so a^T x^T = b^T
+            b = self.t.ordered(b, [*b.dims[:-2], b.dims[-1], b.dims[-2]])
+        if left_side == transpose_a:
+            a, lower = self.t.ordered(a, [*a.dims[:-2], a.dims[-1], a.dims[-2]]), not lower
+        made = self.t.solved(a, b, lower, unit_diagonal)
+        return made if left_side else self.t.ordered(made, [*made.dims[:-2], made.dims[-1], made.dims[-2]])
 
     # moves
 
@@ -552,8 +570,26 @@ class Walk:
         return made if x.number == 0 else self.t.together("add", [x, made])
 
     def on_argmax(self, eqn: Any, given: Sequence[Known], axes: Sequence[int]) -> Value:
-        index = self.on_top_k(eqn, given, 1, axes[0])[1]
-        return self.t.reshape(index, eqn.outvars[0].aval.shape)
+        return self.best(eqn, self.whole(given[0], eqn.invars[0]), axes[0])
+
+    def on_argmin(self, eqn: Any, given: Sequence[Known], axes: Sequence[int]) -> Value:
+        return self.best(eqn, self.t.map("neg", self.whole(given[0], eqn.invars[0])), axes[0])
+
+    def best(self, eqn: Any, x: Value, place: int) -> Value:
+        x = self.t.ordered(x, [*(d for i, d in enumerate(x.dims) if i != place), x.dims[place]])
+        return self.t.reshape(self.t.top_k(x, 1), eqn.outvars[0].aval.shape)
+
+    def on_sort(self, eqn: Any, given: Sequence[Known], dimension: int, num_keys: int) -> list[Value]:
+        x = self.whole(given[0], eqn.invars[0])
+        order = [i for i in range(len(x.dims)) if i != dimension] + [dimension]
+        iota = given[1] if len(given) == 2 else None
+        along = np.arange(size_of(x.dims[dimension])).reshape([-1 if i == dimension else 1 for i in range(len(x.dims))])
+        if num_keys != 1 or len(given) > 2 or (iota is not None and not (isinstance(iota, np.ndarray) and iota.dtype.kind in "iu" and (iota == along).all())):
+            raise lib.BadInput("expected one tensor, and where its numbers stood")
+        x = self.t.ordered(x, [x.dims[i] for i in order])
+        index = self.t.top_k(self.t.map("neg", x), size_of(x.dims[-1]))
+        made = [self.t.pick(x, index), *([index] if iota is not None else [])]
+        return [self.t.ordered(v, [v.dims[order.index(i)] for i in range(len(order))]) for v in made]
 
     def on_top_k(self, eqn: Any, given: Sequence[Known], k: int, axis: int = -1) -> list[Value]:
         x = self.whole(given[0], eqn.invars[0])
@@ -597,7 +633,7 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
 
 
 def evaluate(function: Callable[..., Any], example: Mapping[str, Any], given: Mapping[str, Any], cotangents: Mapping[str, Any],
-             kinks: bool, casts: bool = False) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
+             kinks: bool, casts: bool = False, backward: bool = True) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
     """What a function gives in float64 at these numbers, its gradients, and which primitives met a kink."""
     floats = [name for name, x in example.items() if np.dtype(x.dtype).kind not in "biu"]
 
@@ -606,6 +642,8 @@ def evaluate(function: Callable[..., Any], example: Mapping[str, Any], given: Ma
             made = named(function, function(**{name: leaves[name] if name in leaves else others[name] for name in example}))
             return {name: y for name, y in made.items() if name in upstream}
 
+        if not backward:
+            return outputs(leaves), {}
         made, back = jax.vjp(outputs, leaves)
         return made, back({name: upstream[name].astype(y.dtype) for name, y in made.items()})[0]
 

@@ -14,10 +14,10 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _library as lib
-from ._trace import FAR, RECORDERS, Axis, Guard, Origin, Tracer, Value, named, place_of, shape_of, shortest, size_of
+from ._trace import RECORDERS, Axis, Guard, Origin, Tracer, Value, named, place_of, shape_of, short_names, shortest, size_of
 from ._trace_rope import Operand, Turn, Turns
 
-CONSTANTS = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "arange")
+CONSTANTS = ("empty_like", "new_empty", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "arange")
 SAME = ("_to_copy", "clone", "alias", "contiguous", "to", "lift_fresh_copy", "lift_fresh", "positive")
 MAPS = ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "sigmoid", "silu", "erf", "tanh", "relu", "sin", "cos", "reciprocal", "square", "softplus")
 LARGEST = 1 << 16  #: numbers of a constant that is computed in float64, too
@@ -65,9 +65,12 @@ def has_any(mask: Value) -> bool:
     return total is not None and total.operator == "sum" and total.operands[0].truth
 
 
-def flat(taps: Sequence[int]) -> None:
-    if sum(n > 1 for n in taps) > 1:
-        raise lib.BadInput("a program has windows along one dimension alone: 2-D and 3-D convolutions and pooling are none of its steps")
+DRAWN = "random numbers, which no program has: trace a module after its eval()"
+
+
+def draws(func: Any) -> bool:
+    """Whether an operator draws random numbers."""
+    return getattr(getattr(torch, "Tag", None), "nondeterministic_seeded", None) in getattr(func, "tags", ())
 
 
 def swapped(of: Sequence[Any], first: int, second: int) -> list[Any]:
@@ -100,6 +103,7 @@ class Recorder(TorchDispatchMode):
         self.alive: list[Any] = []  # so that no id is used again
         self.given: set[int] = set()
         self.own: set[int] = set()  #: what is computed of no argument
+        self.random: set[int] = set()  #: and drawn
         self.wide = Wide(False, False)
         self.exact: dict[int, Any] = {}  #: of these, what they are if all is computed in float64
         self.guarded: dict[int, tuple[Guard, int | None]] = {}  #: indices that nonzero gave, or a column of them
@@ -178,6 +182,8 @@ class Recorder(TorchDispatchMode):
                 self.turns.pop(id(x), None)
             return self.values[id(x)]
         try:
+            if id(x) in self.random:
+                raise lib.BadInput(DRAWN)
             if x.grad_fn is not None and id(x) not in self.own:
                 raise lib.BadInput(f"a tensor {list(x.shape)} that is computed where trace does not see it: in another thread, or before")
             array = x.detach().cpu().numpy() if x.dtype == torch.float32 else array_of(x)
@@ -195,6 +201,8 @@ class Recorder(TorchDispatchMode):
 
     def unknown(self, x: Any) -> str:
         """What a tensor is that is no argument."""
+        if id(x) in self.random:
+            return DRAWN
         if x.requires_grad:
             return f"a parameter {list(x.shape)} of a module, which is none of the function's arguments: torch.func.functional_call makes it one"
         if id(x) in self.turns:
@@ -243,7 +251,11 @@ class Recorder(TorchDispatchMode):
         if inplace and any(id(x) in self.values for x in [*args, *written]):
             for x in written:
                 self.of(x)  # as it is before it is written into
-        known = [x for x in list(args) + [y for a in args if isinstance(a, (list, tuple)) for y in a] if id(x) in self.values]
+        everything = list(args) + [y for a in args if isinstance(a, (list, tuple)) for y in a]
+        for x in everything:
+            if isinstance(x, torch.nn.Parameter) and id(x) not in self.values:
+                self.remade(x)
+        known = [x for x in everything if id(x) in self.values]
         for x in known:
             self.of(x)  # without a gradient, where it has none any more
         if operator == "nonzero" and known:
@@ -272,6 +284,8 @@ class Recorder(TorchDispatchMode):
             results = list(out) if isinstance(out, (list, tuple)) else [out]
             self.alive += results
             self.own |= {id(x) for x in results}
+            if draws(func) or any(id(x) in self.random for x in args):
+                self.random |= {id(x) for x in results}
             self.widened(func, results, args, kwargs, inplace)
             return out  # a constant
         try:
@@ -315,6 +329,12 @@ class Recorder(TorchDispatchMode):
                 self.exact[id(x)] = held.held.detach().clone(), x.data_ptr()
         self.wide.alive.clear()
 
+    def remade(self, parameter: Any) -> None:
+        """A parameter that is made of a known tensor, which has no gradient from there."""
+        for x in self.alive:
+            if id(x) in self.values and (x.data_ptr(), x.shape, x.stride()) == (parameter.data_ptr(), parameter.shape, parameter.stride()):
+                return self.bind(parameter, self.t.detach(self.values[id(x)]))
+
     def nonzero(self, mask: Any) -> Any:
         """All indices, of which a mask chooses."""
         guard = Guard(self.t.truth(self.full(mask)), self.of(mask))
@@ -344,7 +364,7 @@ class Recorder(TorchDispatchMode):
     def record(self, operator: str, func: Any, out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Value | list[Value]:
         handler = self.handler(operator)
         if handler is None:
-            raise lib.BadInput("a program has no such operator")
+            raise lib.BadInput(DRAWN if draws(func) else "a program has no such operator")
         if isinstance(out, torch.Tensor) and out.numel() == 0:
             return self.t.nothing(operator, out.shape)
         given, named = read_by(handler, func, args, kwargs)
@@ -697,47 +717,29 @@ class Recorder(TorchDispatchMode):
 
     def on_convolution(self, out: Any, x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
                        output_padding: Any, groups: int) -> Value:
-        """A product of windows; of each channel with those before it the step causal_conv."""
         t, rank, taps = self.t, x.dim() - 2, list(w.shape[2:])
         stride, padding, dilation, output_padding = (list(of) * (rank if len(of) == 1 else 1) for of in (stride, padding, dilation, output_padding))
-        flat(taps)
+        t.lone(taps)
         v, own = self.full(x), self.full(w)
-        channels = x.shape[1]
-        alone = rank == 1 and not transposed and (groups, w.shape[0], w.shape[1]) == (channels, channels, 1) and (stride, dilation) == ([1], [1]) and taps[0] > 1
-        before = v.origin.places if v.origin is not None and v.came("pad") else ()
-        if alone and padding == [0] and before == (2, taps[0] - 1):
-            made = self.causal(v.came("pad")[0], own)
-        else:
-            whole = t.reshape(v, [x.shape[0], groups, channels // groups, *x.shape[2:]])
-            if transposed:
-                own = t.reshape(own, [groups, channels // groups, *w.shape[1:]])
-                own = t.ordered(own, swapped(own.dims, 1, 2))
-                for i in range(rank):
-                    whole, own = t.spread(whole, 3 + i, stride[i]), t.flipped(own, 3 + i) if taps[i] > 1 else own
-                reach = [d * (k - 1) - p for d, k, p in zip(dilation, taps, padding)]
-                around = [(n, n + more) for n, more in zip(reach, output_padding)]
-                stride = [1] * rank
-            else:
-                own = t.reshape(own, [groups, w.shape[0] // groups, *w.shape[1:]])
-                around = [(p, p) for p in padding]
-            made = t.convolution(whole, own, stride, dilation, around)
-            if alone and padding == [taps[0] - 1]:  # its first ones are the step
-                made.origin = Origin("convolution", (v, self.full(w)), made.dims)
+        around = [(p, p) for p in padding]
+        if transposed:
+            own = t.reshape(own, [groups, x.shape[1] // groups, *w.shape[1:]])
+            own = t.reshape(t.ordered(own, swapped(own.dims, 1, 2)), [groups * w.shape[1], x.shape[1] // groups, *taps])
+            for i in range(rank):
+                v, own = t.spread(v, 2 + i, stride[i]), t.flipped(own, 2 + i) if taps[i] > 1 else own
+            reach = [d * (k - 1) - p for d, k, p in zip(dilation, taps, padding)]
+            around, stride = [(n, n + more) for n, more in zip(reach, output_padding)], [1] * rank
+        elif v.origin is not None and v.came("pad") and v.origin.places[0] == 2 and around[0] == (0, 0):
+            around[0], v = (v.origin.places[1], 0), v.came("pad")[0]
+        made = t.convolution(v, own, stride, dilation, around, groups)
+        if around == [(taps[0] - 1, taps[0] - 1)] and (groups, w.shape[1]) == (w.shape[0], 1) and (stride, dilation) == ([1], [1]) and not transposed:
+            made.origin = Origin("convolution", (v, own), made.dims)  # the step, where what lies behind is cut off
         return self.scaled(made, None, bias, rank + 1)
 
-    def causal(self, x: Value, w: Value) -> Value:
-        """x [batch, channels, time]"""
-        made = self.t.causal_conv(self.t.ordered(x, swapped(x.dims, 1, 2)), self.t.renamed(w, [w.dims[0], (), w.dims[2]]).seen([w.dims[0], w.dims[2]]))
-        return self.t.ordered(made, swapped(made.dims, 1, 2))
-
-    def pooled(self, step: str, out: Any, x: Any, sizes: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int] = (1,), fill: float = 0.0) -> Value:
+    def pooled(self, step: str, out: Any, x: Any, sizes: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int] = (1,)) -> Value:
         rank = len(sizes)
-        flat(sizes)
-        v, first = self.full(x), x.dim() - rank
         stride, padding, dilation = (list(of) * (rank if len(of) == 1 else 1) for of in (stride or sizes, padding, dilation))
-        for i in reversed(range(rank)):
-            v = self.t.windows(v, first + i, sizes[i], stride[i], dilation[i], (padding[i], padding[i]), fill)
-        made = self.t.over(step, v, [first + 1 + 2 * i for i in range(rank)], False)
+        made = self.t.pooled(step, self.full(x), sizes, stride, dilation, [(p, p) for p in padding])
         if [size_of(d) for d in made.dims] != list(out.shape):
             raise lib.BadInput("a last window that is not whole")
         return made
@@ -750,7 +752,7 @@ class Recorder(TorchDispatchMode):
     on_avg_pool1d = on_avg_pool3d = on_avg_pool2d
 
     def on_max_pool2d_with_indices(self, out: Any, x: Any, sizes: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), _ceil_mode: bool = False) -> list[Value]:
-        return [self.pooled("max", out[0], x, sizes, stride, padding, dilation, FAR), self.t.nothing("max_pool", [0])]
+        return [self.pooled("max", out[0], x, sizes, stride, padding, dilation), self.t.nothing("max_pool", [0])]
 
     on_max_pool3d_with_indices = on_max_pool2d_with_indices
 
@@ -817,7 +819,7 @@ class Recorder(TorchDispatchMode):
         biased = v.came("add")  # what lies behind the first ones of a causal convolution is cut off
         convolved = (biased[0] if biased else v).came("convolution")
         if convolved and place % x.dim() == 2 and (first, end) == (0, size_of(convolved[0].dims[2])):
-            made = self.causal(*convolved)
+            made = self.t.causal(*convolved)
             return self.t.together("add", [made, *biased[1:]]) if biased else made
         return self.t.slice(v, place, first, end)
 
@@ -1123,7 +1125,7 @@ def filling(function: Callable[..., Any]) -> Callable[..., Any]:
 def functional(module: Any, example: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any], list[str]]:
     """A module as a function of its arguments and its parameters, which are called by their names with underscores for dots, a letter first."""
     call = torch.func.functional_call if hasattr(torch, "func") else torch.nn.utils.stateless.functional_call
-    names = {("" if name[0].isalpha() else "layer_") + name.replace(".", "_"): name for name, _ in module.named_parameters()}
+    names = short_names(name for name, _ in module.named_parameters())
 
     def run(**given: Any) -> Any:
         with getattr(torch.utils._python_dispatch, "_disable_current_modes", contextlib.nullcontext)():  # since PyTorch 2.0
@@ -1163,7 +1165,7 @@ def has_kink(operator: str, x: Any, other: Any = None, *rest: Any) -> bool:
 
 
 def evaluate(function: Callable[..., Any], example: Mapping[str, Any], given: Mapping[str, Any], cotangents: Mapping[str, Any],
-             kinks: bool, casts: bool = False) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
+             kinks: bool, casts: bool = False, backward: bool = True) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
     """What a function gives in float64 at these numbers, its gradients, and which operators met a kink."""
     arguments, mode = {}, Wide(casts, kinks)
     for name, tensor in example.items():
@@ -1175,7 +1177,7 @@ def evaluate(function: Callable[..., Any], example: Mapping[str, Any], given: Ma
         leaves = {name: x for name, x in arguments.items() if x.is_floating_point()}
     mode.casts = False  # gradients pass
     with plainly():
-        pairs = [(x, Held.of(torch.tensor(cotangents[name], device=x.device), x.dtype, mode)) for name, x in results.items() if x.requires_grad]
+        pairs = [(x, Held.of(torch.tensor(cotangents[name], device=x.device), x.dtype, mode)) for name, x in results.items() if backward and x.requires_grad]
         found = torch.autograd.grad([x for x, _ in pairs], list(leaves.values()), [c for _, c in pairs], allow_unused=True) if pairs and leaves else [None] * len(leaves)
 
     def numbers(x: Any) -> Any:

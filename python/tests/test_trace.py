@@ -404,6 +404,59 @@ def test_what_nonzero_does_not_reach(name):
         assay.trace(MASKED[name][0], {"x": torch.randn(4, 8), "m": torch.tensor([0, 1, 2, 3])})
 
 
+def test_random_numbers_are_none():
+    for function in (torch.nn.Dropout(0.5), lambda input: input * torch.randn(4, 8), lambda input: input + torch.randn_like(input).square()):
+        with pytest.raises(assay.BadInput, match="random numbers, which no program has: trace a module after its eval"):
+            assay.trace(function, {"input": X})
+    assert "  y: mul(input, 1)\n" in str(assay.trace(torch.nn.Dropout(0.5).eval(), {"input": X}))
+
+
+@pytest.mark.skipif(not hasattr(torch, "func"), reason="PyTorch before 2 has no parameters that are made anew")
+def test_parameters_that_are_made_of_arguments_have_no_gradient_there():
+    def reference(x, w):
+        layer = torch.nn.Linear(8, 3, bias=False)
+        layer.weight = torch.nn.Parameter(w)
+        return layer(x)
+
+    assert 'product("TD,HD->TH", x, detach(w))' in str(assay.trace(reference, {"x": torch.randn(4, 8), "w": torch.randn(3, 8)}))
+
+
+def test_a_function_that_writes_over_what_its_gradient_needs_has_none():
+    def reference(x):
+        h, y = torch.zeros(3), torch.zeros(4, 3)
+        for i in range(4):
+            y[i] = torch.tanh(x[i] + h)
+            h = y[i] * y[i]
+        return y
+
+    program = assay.trace(reference, {"x": torch.randn(4, 3)}, dtype="float64")
+    assert 'gradients: "none"' in str(program)
+    case = program.case("f64")
+    h, rows = np.zeros(3), []
+    for row in case.inputs()["inputs/x"]:
+        rows.append(np.tanh(row + h))
+        h = rows[-1] ** 2
+    assert np.allclose(case.golden("outputs/y"), rows, 1e-12) and set(case.expected) == {"outputs/y"}
+
+
+@pytest.mark.skipif(not hasattr(torch, "func"), reason="names of modules within modules")
+def test_long_names_are_cut_at_a_dot():
+    class Deep(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a_name_that_is_as_long_as_can_be = torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Linear(4, 4)) for _ in range(2)])
+
+        def forward(self, x):
+            for layer in self.a_name_that_is_as_long_as_can_be:
+                a_variable_that_is_longer_than_a_step_may_be = layer(x)
+                x = a_variable_that_is_longer_than_a_step_may_be * 2
+            return x
+
+    program = str(assay.trace(Deep(), torch.ones(3, 4)))
+    assert "  name_that_is_as_long_as_can_be_0_0_weight: " not in program and "  that_is_as_long_as_can_be_1_0_weight: {axes:" in program
+    assert assay.assert_correct(Deep().bfloat16(), Deep(), torch.ones(3, 4), precision="bf16").verdict == "PASS"
+
+
 def test_constants_by_value():
     table = torch.tensor([0.1, 0.25, 0.3])
     itself(lambda x: x * (torch.linspace(0, 1, 8, dtype=x.dtype) ** 2), False, x=torch.randn(4, 8))
