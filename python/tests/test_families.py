@@ -121,6 +121,20 @@ def test_layers(tmp_path: Path) -> None:
     assert {"weights/moe/shared_experts/wi_0/kernel", "weights/moe/gate/bias", "weights/self_attention/query_norm/scale"} <= set(case.inputs())
 
 
+def test_published_keys(tmp_path: Path) -> None:
+    """What files on the hub have beside transformers' own keys: groups that are not there, and layers of other kinds."""
+    solar = {key: value for key, value in GROUPED.items() if "group" not in key}
+    layer = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "max_position_embeddings": 64, "rope_theta": 1e4}
+    case = opened(tmp_path, "moe/small", model_type="solar_open", **solar, **layer, head_dim=8, intermediate_size=40, first_k_dense_replace=0)
+    assert case.config["n_routing_groups"] == -1 and case.config["routed_scaling_factor"] == 2.5
+    case = opened(tmp_path, "moe/small", model_type="deepseek_v32", **GROUPED, moe_layer_freq=1, scoring_func="sigmoid", topk_method="noaux_tc", index_topk=2048)
+    assert case.config["n_routing_groups"] == 4
+    kimi = {"num_experts_per_token": 3, "moe_renormalize": True, "num_expert_group": 1, "topk_group": 1, "num_shared_experts": 1}
+    case = opened(tmp_path, "moe/small", model_type="kimi_linear", hidden_size=16, num_experts=8, moe_intermediate_size=12, routed_scaling_factor=2.0, **kimi,
+                  linear_attn_config={"kda_layers": [1]}, moe_router_activation_func="sigmoid")  # fmt: skip
+    assert case.config["num_experts_per_tok"] == 3 and case.config["norm_topk_prob"]
+
+
 def test_experts(tmp_path: Path) -> None:
     """How wide shared experts are, which gate they have, and where experts are clamped."""
     case = opened(tmp_path, "moe/small", model_type="qwen2_moe", **NUMBERED, norm_topk_prob=True, shared_expert_intermediate_size=48)
@@ -151,6 +165,7 @@ def test_experts(tmp_path: Path) -> None:
     ("moe/small", {"model_type": "granitemoehybrid", **LOCAL, "shared_intermediate_size": 13}, "shared experts are 13 wide, expected a multiple of 12"),
     ("moe/small", {"model_type": "dots3_note_text", **GROUPED, "shared_experts_intermediate_size": 24}, "shared experts are 24 wide, expected 12"),
     ("moe/small", {"model_type": "mellum", **NUMBERED, "num_local_experts": 8, "norm_topk_prob": True}, "num_experts stands there too"),
+    ("moe/small", {"model_type": "minimax_m2", **LOCAL, "use_routing_bias": False}, "use_routing_bias: expected true"),
     ("moe/small", {"model_type": "mistral4", **GROUPED}, "n_group: expected 1"),
     ("moe/small", {"model_type": "glm4v_moe_text", **GROUPED, "hidden_act": "gelu"}, "hidden_act: expected silu|swish"),
     ("moe/small", {**HY, "mlp_layer_types": ["sparse", "dense"]}, "mlp_layer_types: expected layers that are dense, and behind them sparse ones"),
