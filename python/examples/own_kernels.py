@@ -88,6 +88,85 @@ def hyper_connections(g, rounds=2):
     return {"checkpoints/h": m, "y": torch.einsum("ij,tjd->tid", m, streams)}
 
 
+def mhc(g, transposed=False, rounds=20):
+    """Four streams, of which a block is given one, and the four behind it (mHC)."""
+    x, f, fn, base, scale = wide(g, "x", "f", "fn", "base", "scale")
+    t, n, _ = x.shape
+    flat = x.reshape(t, -1)
+    m = flat @ fn.T * torch.rsqrt(flat.pow(2).mean(-1, keepdim=True) + 1e-6)
+    pre, post, comb = ((part * s + b) for part, s, b in zip(m.split([n, n, n * n], -1), scale, base.split([n, n, n * n])))
+    pre, post = torch.sigmoid(pre) + 1e-6, 2 * torch.sigmoid(post)
+    a = torch.softmax(comb.reshape(t, n, n), -1) + 1e-6
+    a = a / (a.sum(-2, keepdim=True) + 1e-6)
+    for _ in range(rounds - 1):
+        a = a / (a.sum(-1, keepdim=True) + 1e-6)
+        a = a / (a.sum(-2, keepdim=True) + 1e-6)
+    mixed = torch.einsum("tkj,tjd->tkd" if transposed else "tjk,tjd->tkd", a, x)
+    u = torch.einsum("tj,tjd->td", pre, x)
+    return {"checkpoints/pre": pre, "checkpoints/post": post, "checkpoints/c20": a, "u": u, "y": post[..., None] * f[:, None] + mixed}
+
+
+def muon(g, by_element=False, rounds=5):
+    """A step of Muon: the momentum's matrix made nearly orthogonal."""
+    grad, momentum, w = wide(g, "g", "momentum", "w")
+    buffer = torch.lerp(momentum, grad, 0.05)
+    x = torch.lerp(grad, buffer, 0.95)
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(rounds):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.775 * a + 2.0315 * (a * a if by_element else a @ a)) @ x
+    return {"checkpoints/x5": x, "buffer": buffer, "update": x, "weight": w * 0.998 - 0.02 * x}
+
+
+def adamw(g, corrected=True):
+    """The tenth step: float32 weights, and those in bfloat16 that the model computes with."""
+    grad, m, v, master = wide(g, "g", "m", "v", "master")
+    m, v = torch.lerp(m, grad, 0.1), torch.lerp(v, grad * grad, 0.05)
+    change = (m / (1 - 0.9**10)) / ((v / (1 - 0.95**10 if corrected else 1)).sqrt() + 1e-8)
+    new = master * 0.9999 - 0.001 * change
+    return {"checkpoints/change": change, "m": m, "v": v, "master": new, "weight": new.bfloat16().float()}
+
+
+def linear_cross_entropy(g, tile=48, ignored=True):
+    """The head and its loss, a tile of the vocabulary at a time: of a token there are three numbers."""
+    x, labels, head = wide(g, "x", "labels", "head")
+    z, total, own = x.new_full(labels.shape, -torch.inf), 0, 0
+    for first in range(0, head.shape[0], tile):
+        cap = 10 * torch.tanh(x @ head[first : first + tile].T / 10)
+        z = torch.logaddexp(z, torch.logsumexp(cap, -1))
+        total = total + cap.sum(-1)
+        here = (labels >= first) & (labels < first + cap.shape[1])
+        own = own + cap.gather(-1, (labels - first).clamp(0, cap.shape[1] - 1)[:, None])[:, 0] * here
+    counts = labels != -100
+    penalty = 0.01 * z * z
+    each = 0.9 * (z - own) + 0.1 * (z - total / head.shape[0])
+    n = counts.sum() if ignored else labels.numel()
+    return {"checkpoints/z": z, "loss": (each + penalty)[counts].sum() / n, "z_loss": penalty[counts].sum() / n}
+
+
+def ssd(g, chunk=10, stale=False):
+    """Mamba-2 a chunk of tokens at a time, of any length: products within it, a state from the one before."""
+    xbc, dt, z, taps, bias, dt_bias, a_log, skip, norm = wide(g, "xbc", "dt", "z", "taps", "bias", "dt_bias", "A_log", "D", "norm")
+    padded = F.pad(xbc.transpose(1, 2), (taps.shape[1] - 1, 0))
+    c = F.silu(F.conv1d(padded, taps[:, None], bias, groups=taps.shape[0]).transpose(1, 2))
+    x, b, c_own = c.split([norm.shape[0], (c.shape[-1] - norm.shape[0]) // 2, (c.shape[-1] - norm.shape[0]) // 2], -1)
+    x = x.unflatten(-1, (dt.shape[-1], -1))
+    d = F.softplus(dt + dt_bias)
+    decay = -d * a_log.exp()  # a logarithm
+    state, parts = x.new_zeros(x.shape[0], *x.shape[2:], b.shape[-1]), []  # [B,N,P,S]
+    for first in range(0, x.shape[1], chunk):
+        xc, bc, cc, dc, lc = (t[:, first : first + chunk] for t in (x, b, c_own, d, decay))
+        total = lc.cumsum(1)
+        ones = torch.ones(xc.shape[1], xc.shape[1]).tril()[None, :, :, None]
+        within = torch.exp((total[:, :, None] - total[:, None]) * ones) * ones  # [B,T,L,N]
+        parts.append(torch.einsum("bts,bls,btln,bln,blnp->btnp", cc, bc, within, dc, xc) + torch.einsum("bts,btn,bnps->btnp", cc, total.exp(), state))
+        left = (total[:, -1:] - total).exp()
+        kept = state if stale else total[:, -1].exp()[..., None, None] * state
+        state = kept + torch.einsum("bln,bln,blnp,bls->bnps", left, dc, xc, bc)
+    y = torch.cat(parts, 1) + skip[:, None] * x
+    return {"checkpoints/c": c, "checkpoints/y": y, "y": rms_norm(y.flatten(2) * F.silu(z), norm, 1e-5)}
+
+
 def top_k_softmax(g, over_all=False):
     x, gate, experts = wide(g, "x", "gate", "experts")
     logits = x @ gate
@@ -179,6 +258,11 @@ KERNELS = {
     "causal-conv": (causal_conv, {"shift": 1}, "it sees the next token", "checkpoints/v"),
     "merge-states": (merge_states, {"base": 0.6931471805599453}, "log-sum-exps are taken for base 2", "outputs/out"),
     "hyper-connections": (hyper_connections, {"rounds": 1}, "one round too few", "checkpoints/h"),
+    "mhc": (mhc, {"transposed": True}, "the streams are mixed by the transposed matrix", "outputs/y"),
+    "muon": (muon, {"by_element": True}, "the second power is that of each element", "checkpoints/x5"),
+    "adamw": (adamw, {"corrected": False}, "the second moment is not corrected", "checkpoints/change"),
+    "linear-cross-entropy": (linear_cross_entropy, {"ignored": False}, "labels of -100 count in the mean", "outputs/loss"),
+    "ssd": (ssd, {"stale": True}, "the state is not decayed where a chunk ends", "checkpoints/y"),
     "top-k-softmax": (top_k_softmax, {"over_all": True}, "the softmax is over all, and the best are not renormalised", "checkpoints/weights"),
     "norm-rope-quantise": (norm_rope_quantise, {"rounded_up": 1}, "scales are rounded up", "checkpoints/y/scale"),
     "swiglu-quantise": (swiglu_quantise, {"of_activation": True}, "a token's scale is that of the activation alone", "checkpoints/q/scale"),
@@ -193,6 +277,6 @@ def run(name, case, **how):
     kernel = KERNELS[name][0]
     made = kernel(given, **how)
     dtype = next(x.dtype for path, x in given.items() if x.is_floating_point())
-    outputs = {"outputs/" + n if "/" not in n else n: y if n == "lse" or "/" in n else y.to(dtype) for n, y in made.items()}
+    outputs = {"outputs/" + n if "/" not in n else n: y if n in ("lse", "z_loss") or "/" in n else y.to(dtype) for n, y in made.items()}
     differentiable = {path: y for path, y in outputs.items() if path.startswith("outputs/")}
     return {**outputs, **case.backward(differentiable, given)}
