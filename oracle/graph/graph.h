@@ -242,6 +242,8 @@ int graph_attend(graph *g, const char *axes, const char *lse, int query, int key
 /* A step of a kind whose parameters are graph_general. */
 int graph_step_of(graph *g, const struct graph_kind *kind, const char *axes, const int *in, int in_count,
                   const graph_general *with);
+/* y of the gated delta rule, or its last state: one step gives both. */
+int graph_delta_rule(graph *g, const char *axes, const char *state_axes, const int *in, int in_count, bool state);
 /* What graph_indices gives, but made by a step of whole numbers; of top_k, called by its path, it is a choice. */
 int graph_integers(graph *g, const struct graph_kind *kind, const char *axes, int x);
 

@@ -395,6 +395,20 @@ int graph_step_of(graph *g, const graph_kind *kind, const char *axes, const int 
     return add_output(g, step, 0, row_of(g, kind->name, axes));
 }
 
+int graph_delta_rule(graph *g, const char *axes, const char *state_axes, const int *in, int in_count, bool state)
+{
+    const graph_general with = {.function = 0};
+    int before = 0;
+    while (before < g->step_count && (g->steps[before].kind != &graph_kind_gated_delta_rule ||
+                                      memcmp(g->steps[before].in, in, (size_t)in_count * sizeof *in) != 0 ||
+                                      (in_count < GRAPH_IN && g->steps[before].in[in_count] != 0)))
+        before++;
+    if (before == g->step_count) graph_step_of(g, &graph_kind_gated_delta_rule, axes, in, in_count, &with);
+    graph_step *step = &g->steps[before];
+    if (state && step->out[1] == 0) add_output(g, step, 1, row_of(g, "state", state_axes));
+    return step->out[state];
+}
+
 int graph_integers(graph *g, const graph_kind *kind, const char *axes, int x)
 {
     const int tensor = graph_fused(g, graph_step_of(g, kind, axes, &x, 1, &(graph_general){0}));

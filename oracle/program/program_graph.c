@@ -188,6 +188,14 @@ static int attention(graph *g, const form *of, const assay_program_node *node, c
     return made;
 }
 
+static int delta_rule(graph *g, const form *of, const assay_program_node *node, const int *in)
+{
+    char state[ASSAY_MAX_RANK + 1];
+    const char *value = g->tensors[in[2]].row.axes;
+    assay_program_state_axes(g->tensors[in[0]].row.axes, value, state);
+    return graph_delta_rule(g, value, state, in, node->in_count, of->function == 1);
+}
+
 #define STEP(name, least, most, operands, integers, parameters, shape, exact, kind, put, function, besides, free,      \
              text)                                                                                                     \
     {kind, put, function, besides},

@@ -3,6 +3,8 @@
 
 #include "oracle/program/program.h"
 
+/* [..,N,K,V] of query [..,T,N,K] and value [..,T,N,V]. */
+void assay_program_state_axes(const char *query, const char *value, char state[ASSAY_MAX_RANK + 1]);
 /* A node of quantise that has its shape. */
 assay_status assay_program_check_quantise(assay_context *ctx, const assay_program_node *node);
 /* The graph of the nodes. */

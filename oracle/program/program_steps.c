@@ -480,20 +480,29 @@ static assay_status scanned(check *c)
                       operand(c, 1)->axes);
 }
 
+void assay_program_state_axes(const char *query, const char *value, char state[ASSAY_MAX_RANK + 1])
+{
+    const size_t rank = strlen(query);
+    snprintf(state, ASSAY_MAX_RANK + 1, "%.*s%s%c", (int)rank - 3, query, query + rank - 2, value[rank - 1]);
+}
+
 static assay_status recurrent(check *c)
 {
     const assay_program_node *query = operand(c, 0), *value = operand(c, 2);
     const int rank = query->shape.rank;
+    char token[ASSAY_MAX_RANK + 1] = "", state[ASSAY_MAX_RANK + 1] = "";
     bool fits = rank >= 3 && value->shape.rank == rank && strcmp(query->axes, operand(c, 1)->axes) == 0 &&
                 strncmp(query->axes, value->axes, (size_t)rank - 1) == 0;
-    for (int i = 3; i < 5; i++)
-        fits &=
-            operand(c, i)->shape.rank == rank - 1 && strncmp(query->axes, operand(c, i)->axes, (size_t)rank - 1) == 0;
-    if (fits) return set_axes(c, value->axes);
+    if (fits) snprintf(token, sizeof token, "%.*s", rank - 1, query->axes);
+    if (fits) assay_program_state_axes(query->axes, value->axes, state);
+    fits &= strcmp(operand(c, 3)->axes, token) == 0 || strcmp(operand(c, 3)->axes, query->axes) == 0;
+    fits &= strcmp(operand(c, 4)->axes, token) == 0;
+    fits &= c->node->in_count < 6 || strcmp(operand(c, 5)->axes, state) == 0;
+    if (fits) return set_axes(c, strcmp(c->node->step->name, "gated_delta_rule") == 0 ? value->axes : state);
     return assay_fail(
         c->ctx, ASSAY_BAD_INPUT,
         "the axes are %s, %s, %s, %s and %s, expected query [..,T,N,K], key [..,T,N,K], value [..,T,N,V], "
-        "gate [..,T,N], beta [..,T,N]",
+        "gate [..,T,N] or [..,T,N,K], beta [..,T,N], and state [..,N,K,V], if any",
         query->axes, operand(c, 1)->axes, value->axes, operand(c, 3)->axes, operand(c, 4)->axes);
 }
 

@@ -510,31 +510,45 @@ static quad_node of_lines(machine *m, quad_node x, quad_node w, int64_t lines)
     return quad_linear(m->t, (quad_layer){.x = x, .w = w, .groups = lines, .group = group});
 }
 
-/* All series and heads at once: their states [lines*K,V] below each other. */
-static quad_node gated_delta_rule(machine *m)
+/* All series and heads at once: their states [lines*K,V] below each other. last: the state behind all tokens; else y. */
+static quad_node delta_rule(machine *m, bool last)
 {
-    enum { QUERY, KEY, VALUE, GATE, BETA, OPERANDS };
+    enum { QUERY, KEY, VALUE, GATE, BETA, STATE };
     const named *query = operand(m, QUERY), *value = operand(m, VALUE);
     const int rank = query->shape.rank;
     const int64_t steps = query->shape.dims[rank - 3], k = query->shape.dims[rank - 1],
                   lines = count_of(query) / steps / k, v = count_of(value) / steps / lines;
+    const bool of_rows = operand(m, GATE)->shape.rank == rank;
     char axes[ASSAY_MAX_RANK + 2];
-    quad_node of[OPERANDS], state = 0, *y = quad_keep(m->t, steps, sizeof *y);
-    for (int i = OPERANDS - 1; i >= 0; i--) of[i] = in_order(m, operand(m, i), query->axes[rank - 3], axes);
+    quad_node of[STATE], state = 0, *y = quad_keep(m->t, steps, sizeof *y);
+    if (m->node->in_count > STATE) state = as_rows(m, operand(m, STATE), v);
+    for (int i = BETA; i >= 0; i--) of[i] = in_order(m, operand(m, i), query->axes[rank - 3], axes);
     in_order(m, value, query->axes[rank - 3], axes);
     for (int64_t t = 0; y != NULL && t < steps; t++) {
-        quad_node at[OPERANDS];
-        for (int i = 0; i < OPERANDS; i++) at[i] = quad_rows_of(m->t, of[i], t, 1);
+        quad_node at[STATE];
+        for (int i = 0; i < STATE; i++) at[i] = quad_rows_of(m->t, of[i], t, 1);
         const quad_node keys = quad_view(m->t, at[KEY], k), one = quad_view(m->t, at[BETA], 1);
-        const quad_node decay = quad_repeat(m->t, quad_map(m->t, quad_view(m->t, at[GATE], 1), QUAD_EXP), k);
+        const quad_node gates = quad_map(m->t, quad_view(m->t, at[GATE], 1), QUAD_EXP),
+                        decay = of_rows ? gates : quad_repeat(m->t, gates, k);
         quad_node rest = quad_view(m->t, at[VALUE], v);
-        if (t > 0) state = quad_weigh(m->t, state, decay);
-        if (t > 0) rest = quad_add(m->t, rest, quad_times(m->t, of_lines(m, keys, state, lines), -1));
+        if (state != 0) state = quad_weigh(m->t, state, decay);
+        if (state != 0) rest = quad_add(m->t, rest, quad_times(m->t, of_lines(m, keys, state, lines), -1));
         const quad_node written = of_lines(m, quad_view(m->t, at[KEY], 1), quad_weigh(m->t, rest, one), lines);
         state = quad_add(m->t, state, written);
         y[t] = quad_view(m->t, of_lines(m, quad_view(m->t, at[QUERY], k), state, lines), lines * v);
     }
+    if (last) return state;
     return y == NULL ? 0 : back_to_result(m, quad_concatenate(m->t, y, steps), axes);
+}
+
+static quad_node gated_delta_rule(machine *m)
+{
+    return delta_rule(m, false);
+}
+
+static quad_node gated_delta_state(machine *m)
+{
+    return delta_rule(m, true);
 }
 
 /* --- attention --- */
@@ -785,6 +799,7 @@ static const struct {
                  {"causal_conv", causal_conv},
                  {"linear_scan", linear_scan},
                  {"gated_delta_rule", gated_delta_rule},
+                 {"gated_delta_state", gated_delta_state},
                  {"rope", rope},
                  {"attention", attention},
                  {"attention_lse", attention_lse},

@@ -17,23 +17,26 @@ def linear_scan(ar, a, b):
     return y
 
 
-def gated_delta_rule(ar, query, key, value, gate, beta):
-    """query, key [..,T,N,K], value [..,T,N,V], gate, beta [..,T,N]: token by token with a state in the type of sums; online variants a chunk
-    at a time, by products whose operands are rounded: not where the state has a finer type of its own."""
+def gated_delta_rule(ar, query, key, value, gate, beta, state=None):
+    """query, key [..,T,N,K], value [..,T,N,V], gate, beta [..,T,N], of gates of rows [..,T,N,K], state [..,N,K,V]: token by token with a state
+    in the type of sums; online variants a chunk at a time, by products whose operands are rounded: not where the state has a finer type of
+    its own, nor with gates of rows or a given state. Gives y, the last state, and what runs back from both."""
     lead = value.shape
     turned = lambda x, tail: np.moveaxis(x.reshape((-1,) + lead[-3:-1] + tail), 1, 0)  # [T,B,N,..]
     whole = lambda x, like: np.moveaxis(x, 0, 1).reshape(like.shape)
     q, k, v = (turned(x, x.shape[-1:]) for x in (query, key, value))
-    g, b = turned(gate, ()), turned(beta, ())
-    by_chunks = ar.variant.softmax == "online" and ar.sums in (None, "bfloat16")
-    states, rests = (chunked if by_chunks else sequential)(ar, k, v, g, b)
-    y = of_chunks(ar, states, q, k, v, g, b) if by_chunks else np.stack([read(ar, q[t], states[t + 1]) for t in range(len(q))])
+    g, b = turned(gate, gate.shape[len(lead) - 1:] or (1,)), turned(beta, ())
+    before = np.zeros(k.shape[1:] + v.shape[-1:], ar.float) if state is None else state.reshape(k.shape[1:] + v.shape[-1:])
+    by_chunks = ar.variant.softmax == "online" and ar.sums in (None, "bfloat16") and state is None and gate.shape == beta.shape
+    states, rests = chunked(ar, k, v, g[..., 0], b) if by_chunks else sequential(ar, k, v, g, b, before)
+    y = of_chunks(ar, states, q, k, v, g[..., 0], b) if by_chunks else np.stack([read(ar, q[t], states[t + 1]) for t in range(len(q))])
 
-    def back(d):
-        dy, (dq, dk, dv), (dg, db) = turned(d, d.shape[-1:]), (np.zeros_like(x) for x in (q, k, v)), (np.zeros_like(x) for x in (g, b))
-        later = np.zeros_like(states[0])
+    def back(d, dlast=None):
+        (dq, dk, dv), (dg, db) = (np.zeros_like(x) for x in (q, k, v)), (np.zeros_like(x) for x in (g, b))
+        dy = np.zeros_like(v) if d is None else turned(d, d.shape[-1:])
+        later = np.zeros_like(states[0]) if dlast is None else dlast.reshape(states[0].shape).copy()
         for t in reversed(range(len(q))):
-            decay = ar.exp(g[t])[..., None, None]
+            decay = ar.exp(g[t])[..., None]
             later = ar.partial(later + q[t][..., None] * dy[t][..., None, :])
             dq[t] = ar.sum(states[t + 1] * dy[t][..., None, :])
             dd = read(ar, k[t], later)
@@ -44,20 +47,21 @@ def gated_delta_rule(ar, query, key, value, gate, beta):
             later = ar.partial(later - k[t][..., None] * dv[t][..., None, :])
             dg[t] = ar.sum((later * decayed).reshape(*g[t].shape, -1))
             later = ar.partial(decay * later)
-        return [whole(x, like) for x, like in zip((dq, dk, dv, dg, db), (query, key, value, gate, beta))]
+        found = [whole(x, like) for x, like in zip((dq, dk, dv, dg, db), (query, key, value, gate, beta))]
+        return found if state is None else [*found, later.reshape(state.shape)]
 
-    return whole(y, value), back
+    return whole(y, value), states[-1].reshape(lead[:-3] + states[-1].shape[1:]), back
 
 
 def read(ar, x, state):
     return ar.sum(x[..., None] * state, -2)
 
 
-def sequential(ar, k, v, g, b):
+def sequential(ar, k, v, g, b, before):
     """The states before and after each token, and what each value was off by."""
-    states, rests = [np.zeros(k.shape[1:] + v.shape[-1:], ar.float)], []
+    states, rests = [before], []
     for t in range(len(k)):
-        decayed = ar.exp(g[t])[..., None, None] * states[-1]
+        decayed = ar.exp(g[t])[..., None] * states[-1]
         rests.append(v[t] - read(ar, k[t], decayed))
         states.append(ar.partial(decayed + k[t][..., None] * (b[t][..., None] * rests[-1])[..., None, :]))
     return states, rests

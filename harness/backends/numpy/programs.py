@@ -339,8 +339,13 @@ class Machine:
         return a.axes, np.moveaxis(y, 0, axis), back
 
     def step_gated_delta_rule(self, *operands):
-        y, back = gated_delta_rule(self.ar, *(t.value for t in operands))
+        y, _last, back = gated_delta_rule(self.ar, *(t.value for t in operands))
         return operands[2].axes, y, back
+
+    def step_gated_delta_state(self, *operands):
+        _y, last, back = gated_delta_rule(self.ar, *(t.value for t in operands))
+        q, v = operands[0].axes, operands[2].axes
+        return q[:-3] + q[-2:] + v[-1], last, lambda d: back(None, d)
 
     # moves
 
