@@ -5,7 +5,7 @@
 #include <stddef.h>
 
 #include "cases/maxtext_keys.h"
-#include "oracle/base/status.h"
+#include "oracle/ops/attention.h"
 
 #define ASSAY_TEXT_SIZE 64
 
@@ -38,6 +38,11 @@ typedef struct assay_model_config {
     bool weigh_biased, undivided, masked_at_zero, division_detached,
         windows_in_odd_layers; /* no keys: what no model does, and mutants */
     double gate_alpha;         /* none either: of GPT-OSS's gate; 0 is 1.702 */
+    assay_attention_variant attention_variant;
+    bool value_last; /* of a cache of latents: a value is the last numbers of its key */
+    struct {
+        bool norm_of_others, norm_last, rope_of_rest;
+    } cache_variant; /* of oracle/ops/cache_numbers.h */
 } assay_model_config;
 
 extern const assay_model_config assay_model_defaults;

@@ -77,8 +77,9 @@ static void move_numbers(const side *from, const side *to, const char *name)
     for (int64_t s = 0; s < b->batch; s++) {
         for (int64_t i = 0; i < to->lengths[s] * b->kv_heads; i++) {
             const int64_t key = i / b->kv_heads, head = i % b->kv_heads;
-            memcpy(new->values + assay_decode_row(b, to->table, s, head, key) * width,
-                   old->values + assay_decode_row(a, from->table, sequence_of(from, to, s), head, key) * width,
+            const int64_t p = page_of(from, sequence_of(from, to, s), key), q = page_of(to, s, key);
+            memcpy(new->values + assay_decode_place(b, q * b->stride + key % b->page, head) * width,
+                   old->values + assay_decode_place(a, p * a->stride + key % a->page, head) * width,
                    (size_t)width * sizeof *new->values);
         }
     }

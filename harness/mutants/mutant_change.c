@@ -51,15 +51,21 @@ int assay_tensor_axis(const assay_tensor *tensor, const char *label)
     return -1;
 }
 
-assay_tensor *assay_tensor_beside(const assay_mutation *m, const assay_tensor *tensor, const char *part,
-                                  const char *other)
+assay_tensor *assay_tensor_beside_of(const assay_mutation *m, const assay_tensor *tensor, const char *part,
+                                     const char *other)
 {
     char path[ASSAY_PATH_SIZE];
     const char *place = NULL, *from = tensor->spec.path;
     for (const char *at = strstr(from, part); at != NULL; at = strstr(at + 1, part)) place = at;
     if (place == NULL) return NULL;
     snprintf(path, sizeof path, "%.*s%s%.100s", (int)(place - from), from, other, place + strlen(part));
-    assay_tensor *found = assay_tensor_set_find(m->tensors, path);
+    return assay_tensor_set_find(m->tensors, path);
+}
+
+assay_tensor *assay_tensor_beside(const assay_mutation *m, const assay_tensor *tensor, const char *part,
+                                  const char *other)
+{
+    assay_tensor *found = assay_tensor_beside_of(m, tensor, part, other);
     return found != NULL && found->count == tensor->count ? found : NULL;
 }
 
@@ -215,15 +221,9 @@ bool assay_edit_each(const assay_mutation *m, assay_tensor *tensor)
     return change_each(m, tensor, m->row->each);
 }
 
-static double by(const assay_places *p, int64_t i, double number)
-{
-    (void)i, (void)number;
-    return p->m->row->by;
-}
-
 bool assay_edit_replace(const assay_mutation *m, assay_tensor *tensor)
 {
-    return change_each(m, tensor, by);
+    return change_each(m, tensor, assay_replaced);
 }
 
 bool assay_edit_fill(const assay_mutation *m, assay_tensor *tensor)
@@ -327,6 +327,19 @@ cleanup:
     return status;
 }
 
+assay_status assay_mutant_change_stage(assay_context *ctx, const assay_mutant *mutant, const assay_mutation *m,
+                                       bool *applies)
+{
+    assay_mutation own = *m;
+    OWNED double *scratch = NULL;
+    MUST(alloc_scratch(ctx, &own));
+    scratch = own.scratch;
+    for (int i = 0; mutant->stage.edit != NULL && i < m->tensors->count; i++)
+        *applies |= assay_change_tensor(&own, &mutant->stage, &m->tensors->items[i]);
+    if (mutant->change_stage != NULL) *applies |= mutant->change_stage(&own);
+    return ASSAY_OK;
+}
+
 assay_status assay_mutant_change_results(assay_context *ctx, const assay_mutant *mutant, const assay_mutation *m,
                                          bool *applies)
 {
@@ -338,6 +351,7 @@ assay_status assay_mutant_change_results(assay_context *ctx, const assay_mutant 
     TRY(alloc_scratch(ctx, &own));
     *applies = change_tensors(&own, &mutant->results, is_float_result);
     *applies |= change_tensors(&own, &mutant->integers, is_integer_result);
+    own.row = &mutant->integers;
     if (mutant->change_results != NULL) *applies |= mutant->change_results(&own);
 cleanup:
     free(own.scratch);

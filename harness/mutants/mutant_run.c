@@ -105,14 +105,21 @@ static bool has_own_arithmetic(const assay_mutant *mutant)
     return mutant->degrade != NULL || assay_mutant_is_lossy(mutant);
 }
 
+/* With what is staged in the place of what is computed. */
+static assay_status evaluate_from(assay_context *ctx, const assay_plan *plan, assay_tensor_set *staged,
+                                  const assay_source *in, const assay_sink *out)
+{
+    assay_overlay given = {assay_tensor_set_source(staged), *in};
+    const assay_source source = assay_overlay_source(&given);
+    return assay_evaluate(ctx, plan, &source, out);
+}
+
 static assay_status run_requantised(assay_context *ctx, const assay_mutant *mutant, const assay_plan *plan,
                                     const assay_source *in, const assay_sink *out, bool *applies)
 {
     OWNED_BY(assay_tensor_set_free) assay_tensor_set staged = {0};
     MUST(assay_mutant_requantise(ctx, mutant, plan, in, &staged, applies));
-    assay_overlay given = {assay_tensor_set_source(&staged), *in};
-    const assay_source source = assay_overlay_source(&given);
-    return *applies ? assay_evaluate(ctx, plan, &source, out) : ASSAY_OK;
+    return *applies ? evaluate_from(ctx, plan, &staged, in, out) : ASSAY_OK;
 }
 
 /* With its steps changed: the mutant applies where such a step is run. */
@@ -125,7 +132,10 @@ static assay_status run_changed(assay_context *ctx, const assay_trial *t, const 
     const bool stored = change.change % ASSAY_STEP_CHANGE_COUNT == ASSAY_STEP_CHANGE_STORED;
     change.type = stored ? t->profile->storage : assay_coarser_type(t->profile->storage);
     *applies |= assay_mutant_is_of_step(mutant); /* which is run, in every case that has it */
-    if (assay_mutant_changes_steps(mutant)) own.change = &change;
+    /* attention over a cache is told of changed inputs, too, by which it may read what should not be */
+    const bool told = (plan->operation->parts & ASSAY_PART_DECODE) != 0 && !assay_mutant_changes_steps(mutant);
+    if (told) change.kind = "inputs";
+    if (told || assay_mutant_changes_steps(mutant)) own.change = &change;
     const assay_status status = assay_evaluate(&own, plan, in, out);
     memcpy(ctx->message, own.message, sizeof ctx->message);
     return status;
@@ -165,6 +175,38 @@ static assay_status run_operation(assay_context *ctx, const assay_trial *t, cons
     assay_status status = assay_operation_run(&own, plan->operation, plan->c, &in, &out);
     memcpy(ctx->message, own.message, sizeof ctx->message);
     return status;
+}
+
+/* Room for the checkpoints that a stage names. */
+static assay_status open_stage(assay_context *ctx, const assay_mutant *mutant, const assay_plan *plan,
+                               assay_tensor_set *made)
+{
+    for (int i = 0; mutant->stage.of != NULL && i < plan->list.count; i++) {
+        const assay_tensor_spec *spec = &plan->list.entries[i].spec;
+        if (spec->role == ASSAY_ROLE_CHECKPOINT && assay_any_word(mutant->stage.of, spec->path, assay_path_ends))
+            MUST(assay_tensor_set_add(ctx, made, spec, NULL));
+    }
+    return ASSAY_OK;
+}
+
+/* The case as it is, from the checkpoints on that the mutant has made of these. */
+static assay_status go_on(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant, assay_tensor_set *made,
+                          assay_tensor_set *results, bool *applies)
+{
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set staged = {0};
+    const assay_mutation m = {.c = t->plan->c, .profile = t->profile, .tensors = made};
+    const assay_source numbers = assay_input_source(t->golden);
+    assay_rounded rounded = {&numbers, t->plan->c};
+    MUST(assay_mutant_change_stage(ctx, mutant, &m, applies));
+    for (int i = 0; i < made->count; i++) MUST(assay_mutant_stage(ctx, &made->items[i], &staged));
+    const assay_source in = assay_rounded_source(&rounded);
+    const assay_sink out = assay_results_sink(results);
+    MUST(evaluate_from(ctx, t->plan, &staged, &in, &out));
+    for (int i = 0; i < made->count; i++) {
+        const assay_tensor *from = &made->items[i], *to = assay_tensor_set_find(results, from->spec.path);
+        if (to != NULL) memcpy(to->values, from->values, (size_t)to->count * sizeof *to->values);
+    }
+    return ASSAY_OK;
 }
 
 /* Whether all that the mutated case reads is there in its shape. */
@@ -227,15 +269,21 @@ static bool is_nothing(const assay_tensor_set *results, bool nan)
 static assay_status evaluate_part(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                                   const assay_plan *plan, int64_t part, assay_tensor_set *candidate, bool *applies)
 {
-    OWNED_BY(assay_tensor_set_free) assay_tensor_set given = {0}, results = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set given = {0}, results = {0}, made = {0};
     MUST(prepare_inputs(ctx, t, mutant, plan->c, part, &given, applies));
-    const bool steps = assay_mutant_changes_steps(mutant);
-    const bool runs = (*applies || steps) && is_fed(plan, &given, sees_numbers(mutant, plan->c));
-    *applies &= runs && (!steps || assay_mutant_changes_inputs(mutant));
-    if (!runs) return ASSAY_OK;
+    MUST(open_stage(ctx, mutant, plan, &made));
+    /* these may come to nothing where another part of it does */
+    const bool steps = assay_mutant_changes_steps(mutant), stage = made.count > 0;
+    const bool runs = (*applies || steps || stage) && is_fed(plan, &given, sees_numbers(mutant, plan->c));
+    const bool lost = mutant->stage.of != NULL && !stage && !assay_mutant_changes_inputs(mutant);
+    *applies &= runs && !lost &&
+                ((!steps && !stage) || assay_mutant_changes_inputs(mutant) ||
+                 (stage && assay_mutant_changes_configuration(mutant)));
+    if (!runs || lost) return ASSAY_OK;
     const assay_source source = assay_input_source(&given);
     MUST(assay_plan_tensors(ctx, &results, plan, &source));
-    MUST(run_operation(ctx, t, mutant, plan, &given, &results, applies));
+    MUST(run_operation(ctx, t, mutant, plan, &given, stage ? &made : &results, applies));
+    if (stage) MUST(go_on(ctx, t, mutant, &made, &results, applies));
     if (!*applies) return ASSAY_OK;
     if (mutant->each_shard) {
         take_shard(&results, part, assay_case_shards(plan->c), candidate);

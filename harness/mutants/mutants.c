@@ -60,6 +60,11 @@
 /* Paths of inputs and weights, folders of results. */
 #define UP_WEIGHTS "wi wi_0 wi_1"
 #define KERNELS "wi wi_0 wi_1 wo"
+#define STREAMS "kv_cache ckv_cache kpe_cache key_cache value_cache"
+#define GIVEN_SCALES "k_scale v_scale kv_scale"
+#define CACHES                                                                                                         \
+    "kv_cache ckv_cache kpe_cache key_cache value_cache kv_cache_scale ckv_cache_scale kpe_cache_scale "               \
+    "key_cache_scale value_cache_scale"
 #define EXPERT_WEIGHTS "wi wi_0 wi_1 wo wi_0_bias wi_1_bias wo_bias rhs"
 #define EVERYTHING "outputs gradients checkpoints"
 
@@ -85,6 +90,14 @@
 #define HIDDEN_SCALES(...) .hidden_scales = {.edit = __VA_ARGS__}
 #define STEP(of, named, change, ...) .step = {.how = ASSAY_STEP_##change, .kind = of, .tensors = named, __VA_ARGS__}
 #define CHANGED(of) .step = {.how = ASSAY_STEP_DETACHED, .kind = of}
+#define READS(what)                                                                                                    \
+    .step = {.how = ASSAY_STEP_CHANGED, .kind = "reading", .reading = assay_change_reading, .change = ASSAY_READ_##what}
+#define BYTES(change)                                                                                                  \
+    INPUTS(STREAMS " " GIVEN_SCALES, assay_edit_given_bytes, .by = ASSAY_BYTES_##change),                              \
+        .integers.by = ASSAY_BYTES_##change, .change_results = assay_edit_written_bytes
+#define CACHED(becomes) EACH(cached), .by = ASSAY_CACHED_##becomes
+#define PAGES(paths, ...) INPUTS(paths, __VA_ARGS__), .change_inputs = assay_edit_none_to_first_page
+#define STAGE(paths, ...) .stage = {.of = paths, .edit = __VA_ARGS__}
 #define EACH(map) assay_edit_each, .each = assay_##map
 #define ALONG(name, map) .axis = name, .places = assay_##map
 #define OF_CASE(name) .of_case = ASSAY_CASE_##name
@@ -135,7 +148,7 @@ const assay_mutant *assay_mutant_by_name(const char *name)
 const char *assay_mutant_way(const assay_mutant *mutant)
 {
     if (assay_mutant_changes_configuration(mutant)) return "configuration";
-    if (assay_mutant_changes_steps(mutant)) return "steps";
+    if (assay_mutant_changes_steps(mutant) || mutant->stage.of != NULL) return "steps";
     if (mutant->degrade != NULL || assay_mutant_is_lossy(mutant)) return "arithmetic";
     if (assay_mutant_requantises(mutant)) return "arithmetic";
     return assay_mutant_changes_inputs(mutant) || mutant->other_seed ? "inputs" : "results";

@@ -128,6 +128,9 @@ typedef struct assay_mutant {
     assay_tensors_change hidden_scales; /* ASSAY_HAS_HIDDEN: of h that the kernel quantises itself */
     assay_hidden_edit *requantise;      /* these and codes, by the numbers of h */
     assay_step_change step;             /* of the operation, wherever it stands; without effect where `how` is 0 */
+    /* Checkpoints of the evaluation, which are changed, unless `stage.edit` is NULL: the case as it is goes on from these. */
+    assay_tensors_change stage;
+    assay_mutation_edit *change_stage;
     int64_t whole_blocks; /* products of linear layers leave out what is beyond the last block of so many; 0: nothing */
     int64_t whole_rows;   /* the same of the rows of a group or an expert, in all its products; -1: the last row */
     assay_tensors_change results;  /* floats: the golden's, or those that the rest gave */

@@ -5,6 +5,7 @@
 #include "cases/decoder_block.h"
 #include "harness/mutants/mutants_tensors.h"
 #include "harness/operations/op_support.h"
+#include "oracle/ops/cache_format.h"
 
 int64_t assay_case_replicas(const assay_case *c)
 {
@@ -46,6 +47,11 @@ static bool is(const assay_text *text, const char *value)
 static bool has_expert_shards(const assay_case *c)
 {
     return c->mesh_expert > 1 && c->config.num_experts % c->mesh_expert == 0 && !c->config.weights_on_shards;
+}
+
+static const assay_cache_format *cache_of(const assay_case *c)
+{
+    return assay_cache_format_by_name(c->config.kv_cache_dtype.text);
 }
 
 /* One that hides keys: of few tokens over a cache, and where it is shorter than the sequence. */

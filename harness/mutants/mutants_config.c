@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
+#include "harness/operations/op_decode.h"
 #include "harness/operations/op_support.h"
 #include "oracle/base/block_format.h"
 #include "oracle/ops/cache_format.h"
@@ -24,6 +25,37 @@ bool assay_edit_other_query_scale(assay_case *c)
     assay_model_config *m = &c->config;
     m->query_pre_attn_scalar = assay_query_scale_of(m) == 1 ? 1 / sqrt((double)m->head_dim) : 1;
     return m->head_dim > 1;
+}
+
+bool assay_edit_blind_rows(assay_case *c)
+{
+    c->config.attention_variant.blind = NAN;
+    return true;
+}
+
+bool assay_edit_scale_of_latent(assay_case *c)
+{
+    assay_model_config *m = &c->config;
+    m->query_pre_attn_scalar = 1 / sqrt((double)(m->kv_lora_rank + m->qk_rope_head_dim));
+    return true;
+}
+
+/* Every row of a page in memory is one of a token. */
+bool assay_edit_page_of_stride(assay_case *c)
+{
+    c->config.pagedattn_tokens_per_page = c->config.pagedattn_page_stride;
+    return true;
+}
+
+/* Scores 2^20 times as far apart: their log-sum-exp is so many times the largest of what they were. */
+bool assay_edit_scores_apart(assay_case *c)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_operation_config config;
+    if (assay_operation_configure(&ctx, assay_operation_by_name(c->op), c, &config) != ASSAY_OK) return false;
+    c->config.query_pre_attn_scalar = decode_of(&config)->scale * 0x1p20;
+    c->config.attn_logits_soft_cap *= 0x1p20;
+    return true;
 }
 
 bool assay_edit_other_group_score(assay_case *c)

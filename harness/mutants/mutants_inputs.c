@@ -159,18 +159,3 @@ bool assay_edit_sort_slots(const assay_mutation *m, assay_tensor *chosen)
     }
     return true;
 }
-
-/* [P,B,S,N,width]: row (s,n) of a part behind the first is what lies at (n,s) of [N,S]. */
-bool assay_edit_other_strides(const assay_mutation *m, assay_tensor *parts)
-{
-    const int64_t tokens = m->c->sequence, heads = m->c->config.base_num_query_heads, width = assay_tensor_width(parts);
-    const int64_t block = tokens * heads * width;
-    if (tokens == 1 || heads == 1 || m->c->config.num_states == 1) return false;
-    for (int64_t at = m->c->batch * block; at < parts->count; at += block) {
-        memcpy(m->scratch, parts->values + at, (size_t)block * sizeof *parts->values);
-        for (int64_t i = 0; i < tokens * heads; i++)
-            memcpy(parts->values + at + i * width, m->scratch + (i % heads * tokens + i / heads) * width,
-                   (size_t)width * sizeof *parts->values);
-    }
-    return true;
-}

@@ -12,57 +12,6 @@ static int64_t number_of(const assay_places *p)
     return (int64_t)p->number;
 }
 
-/* --- parts --- */
-
-static int64_t in_part(bool is_in, int64_t i)
-{
-    return is_in ? ASSAY_CHANGED : i;
-}
-
-int64_t assay_last_place(const assay_places *p, int64_t i)
-{
-    return in_part(i == p->count - 1, i);
-}
-
-int64_t assay_last_of_several(const assay_places *p, int64_t i)
-{
-    return p->m->c->batch > 1 ? assay_last_place(p, i) : i;
-}
-
-int64_t assay_last_or_half(const assay_places *p, int64_t i)
-{
-    const int64_t n = p->count, places = number_of(p);
-    return in_part(i >= n - (n <= places ? n - n / 2 : places), i);
-}
-
-int64_t assay_last_tile_or_half(const assay_places *p, int64_t i)
-{
-    const int64_t n = p->count, tile = number_of(p), tail = n % tile;
-    return in_part(i >= n - (n <= tile ? n - n / 2 : tail != 0 ? tail : tile), i);
-}
-
-int64_t assay_last_tile(const assay_places *p, int64_t i)
-{
-    const int64_t n = p->count, tile = number_of(p), tail = n % tile;
-    return in_part(i >= n - (tail != 0 ? tail : tile < n ? tile : 1), i);
-}
-
-int64_t assay_last_shard(const assay_places *p, int64_t i)
-{
-    return in_part(number_of(p) > 1 && i >= p->count - p->count / number_of(p), i);
-}
-
-int64_t assay_all_but_first_shard(const assay_places *p, int64_t i)
-{
-    return in_part(i >= p->count / number_of(p), i);
-}
-
-int64_t assay_shard_before(const assay_places *p, int64_t i)
-{
-    const int64_t shards = number_of(p), before = (p->m->shard + shards - 1) % shards;
-    return in_part(i / (p->count / shards) == before, i);
-}
-
 /* Gate and up may be side by side: columns of each. */
 static int64_t hidden_width(const assay_places *p)
 {
@@ -74,110 +23,12 @@ int64_t assay_all_but_first_columns_of_h(const assay_places *p, int64_t i)
     const int64_t hidden = hidden_width(p), own = hidden / number_of(p);
     const bool fused = p->count > hidden;
     const int64_t column = fused ? assay_prefused_column(i, hidden, p->m->c->config.w13_reorder_size) : i;
-    return in_part(column % hidden >= own, i);
+    return column % hidden >= own ? ASSAY_CHANGED : i;
 }
-
-/* --- other places --- */
-
-int64_t assay_next_place(const assay_places *p, int64_t i)
-{
-    return (i + 1) % p->count;
-}
-
-int64_t assay_place_before(const assay_places *p, int64_t i)
-{
-    return (i + p->count - 1) % p->count;
-}
-
-int64_t assay_shifted_back(const assay_places *p, int64_t i)
-{
-    (void)p;
-    return i > 0 ? i - 1 : 0;
-}
-
-int64_t assay_next_shard(const assay_places *p, int64_t i)
-{
-    return (i + p->count / number_of(p)) % p->count;
-}
-
-int64_t assay_reversed(const assay_places *p, int64_t i)
-{
-    return p->count - 1 - i;
-}
-
-int64_t assay_ends_exchanged(const assay_places *p, int64_t i)
-{
-    return i == 0 || i == p->count - 1 ? p->count - 1 - i : i;
-}
-
-int64_t assay_halves_exchanged(const assay_places *p, int64_t i)
-{
-    const int64_t half = p->count / 2, second = p->count - half;
-    return i < half ? i + second : i >= second ? i - second : i;
-}
-
-int64_t assay_first_two_exchanged(const assay_places *p, int64_t i)
-{
-    return i < 2 && p->count > 1 ? 1 - i : i;
-}
-
-int64_t assay_first_place(const assay_places *p, int64_t i)
-{
-    (void)p, (void)i;
-    return 0;
-}
-
-int64_t assay_last_stale(const assay_places *p, int64_t i)
-{
-    return i > 0 && i == p->count - 1 ? i - 1 : i;
-}
-
-int64_t assay_alternating(const assay_places *p, int64_t i)
-{
-    const int64_t half = p->count / 2;
-    if (p->count % 2 != 0) return i;
-    return i < half ? 2 * i : 2 * (i - half) + 1;
-}
-
-/* Columns g0 u0 g1 u1 ... are taken to be there: as many shards as columns of gate. */
-int64_t assay_interleaved(const assay_places *p, int64_t i)
-{
-    const int64_t half = p->count / 2;
-    if (half < 2 || p->m->c->config.w13_reorder_size > 1) return i;
-    return assay_prefused_place(i, half, half);
-}
-
-/* Gate and up of each of two tensor shards are taken to be side by side where all of gate comes first, or the reverse. */
-int64_t assay_other_layout(const assay_places *p, int64_t i)
-{
-    const int64_t shards = p->m->c->config.w13_reorder_size, half = p->count / 2;
-    if (shards == 1 && half % 2 != 0) return i;
-    return shards == 1 ? assay_prefused_place(i, half, 2) : assay_prefused_column(i, half, shards);
-}
-
-int64_t assay_gate_for_up(const assay_places *p, int64_t i)
-{
-    const int64_t half = p->count / p->m->c->config.w13_reorder_size / 2; /* of a tensor shard */
-    return i / half % 2 == 0 ? i + half : i - half;
-}
-
-/* --- matrices --- */
 
 static int64_t columns_of(const assay_places *p)
 {
     return assay_tensor_width(p->tensor);
-}
-
-int64_t assay_transposed(const assay_places *p, int64_t i)
-{
-    const int64_t n = columns_of(p);
-    return n * n == p->count ? i % n * n + i / n : i;
-}
-
-int64_t assay_read_transposed(const assay_places *p, int64_t i)
-{
-    const int64_t columns = columns_of(p), rows = p->count / columns;
-    return i % columns * rows + i / columns;
 }
 
 enum { TILE = 512 };
@@ -187,19 +38,9 @@ bool assay_is_swizzled(const assay_mutation *m, const assay_tensor *tensor)
     return strcmp(m->c->config.quant_scale_layout.text, "swizzled_128x4") == 0 && tensor->count % TILE == 0;
 }
 
-/* Where the number of a tile's row and column is, row by row, among those of the tile; and the reverse. */
-int64_t assay_swizzled(const assay_places *p, int64_t i)
+static bool swizzles(const assay_places *p)
 {
-    const int64_t at = i % TILE, row = at / 4;
-    if (!assay_is_swizzled(p->m, p->tensor)) return i;
-    return i - at + row % 32 * 16 + row / 32 * 4 + at % 4;
-}
-
-int64_t assay_unswizzled(const assay_places *p, int64_t i)
-{
-    const int64_t at = i % TILE;
-    if (!assay_is_swizzled(p->m, p->tensor)) return i;
-    return i - at + (at / 4 % 4 * 32 + at / 16) * 4 + at % 4;
+    return assay_is_swizzled(p->m, p->tensor);
 }
 
 /* Of [E,J,N] scales of a byte. Where tensor cores have them each expert's N rows are padded with zeros to a multiple of
@@ -220,33 +61,12 @@ int64_t assay_unpadded_offsets(const assay_places *p, int64_t i)
 
 /* --- shards: docs/expert-parallelism.md --- */
 
-/* On every shard but the first a local index counts from 0, and a global one is held at the last expert. */
-int64_t assay_clamped_ids(const assay_places *p, int64_t i)
-{
-    const int64_t local = p->count / number_of(p);
-    return i < local ? i : i / local * local + local - 1;
-}
-
-int64_t assay_first_microbatch(const assay_places *p, int64_t i)
-{
-    return i - assay_microbatch_of(p->m->c, i);
-}
-
 /* A shard's columns of gate meet those that the shard after has of up. */
 int64_t assay_up_of_next_shard(const assay_places *p, int64_t i)
 {
     const int64_t hidden = hidden_width(p), first = p->count - hidden;
     if (first > 0 && p->m->c->config.w13_reorder_size > 1) return i; /* fused_shards_other does the like */
     return i < first ? i : first + (i - first + hidden / number_of(p)) % hidden;
-}
-
-/* wi [E,D,2H] in as many pieces as there are shards, each of which takes its first half for gate: of a row g0 g1 u0 u1, of
- * which the pieces should be g0 u0 and g1 u1, that reads g0 u0 as gate and g1 u1 as up. */
-int64_t assay_halves_contiguous(const assay_places *p, int64_t i)
-{
-    const int64_t shards = number_of(p), own = p->count / 2 / shards, piece = i / own;
-    if (p->m->c->config.w13_reorder_size > 1) return i; /* they are laid out for it */
-    return (piece % shards * 2 + piece / shards) * own + i % own;
 }
 
 /* The shard of a replica whose place is f, t, p, n. */
@@ -294,66 +114,10 @@ int64_t assay_head_axes_exchanged(const assay_places *p, int64_t i)
 
 /* --- numbers --- */
 
-double assay_plus(const assay_places *p, int64_t i, double number)
-{
-    (void)i;
-    return number + p->m->row->by;
-}
-
-double assay_finite(const assay_places *p, int64_t i, double number)
-{
-    (void)i;
-    return isinf(number) ? p->m->row->by : number;
-}
-
-double assay_in_bf16(const assay_places *p, int64_t i, double number)
-{
-    (void)p, (void)i;
-    return assay_dtype_round(ASSAY_BFLOAT16, number, false);
-}
-
 /* Positions stay in what the operation accepts. */
 static double position(const assay_places *p, double before, double after)
 {
     return after < (double)p->m->c->config.max_position_embeddings ? after : before;
-}
-
-double assay_next_position(const assay_places *p, int64_t i, double number)
-{
-    (void)i;
-    return position(p, number, number + 1);
-}
-
-double assay_position_in_bf16(const assay_places *p, int64_t i, double number)
-{
-    return position(p, number, assay_in_bf16(p, i, number));
-}
-
-double assay_counted_position(const assay_places *p, int64_t i, double number)
-{
-    (void)number;
-    return (double)(i % assay_tensor_width(p->tensor));
-}
-
-/* Padding stays padding. */
-double assay_one_segment(const assay_places *p, int64_t i, double number)
-{
-    (void)p, (void)i;
-    return number > 1 ? 1 : number;
-}
-
-/* A map of a rank's experts becomes that of one with the first ones. */
-double assay_first_experts(const assay_places *p, int64_t i, double number)
-{
-    (void)number;
-    return i < p->m->c->config.local_num_experts ? (double)i : ASSAY_NO_EXPERT;
-}
-
-double assay_group_for_none(const assay_places *p, int64_t i, double number)
-{
-    (void)i;
-    if (number >= 0) return number;
-    return p->m->row->by < 0 ? (double)(p->m->c->config.num_experts - 1) : p->m->row->by;
 }
 
 /* Padding stays padding. */
@@ -377,13 +141,6 @@ double assay_contracted_padding(const assay_places *p, int64_t i, double number)
     return (double)(aligned < rows ? aligned : rows);
 }
 
-/* The padding of a tensor that is swizzled, of which the last number is, is not 0, as where a buffer is not cleared. */
-double assay_padding_of_scales(const assay_places *p, int64_t i, double number)
-{
-    const bool is_padding = assay_is_swizzled(p->m, p->tensor) && i == p->count - 1 && number == 0;
-    return is_padding ? 127 : number;
-}
-
 /* Of the expert whose number it is, in a tensor [E,...]. */
 static double replicas_of(const assay_places *p, int64_t i)
 {
@@ -398,12 +155,26 @@ static double replicas_of(const assay_places *p, int64_t i)
     return map != NULL ? replicas : 1;
 }
 
-double assay_times_replicas(const assay_places *p, int64_t i, double number)
-{
-    return number * replicas_of(p, i);
-}
+/* --- the table: each row is a function --- */
 
-double assay_by_replicas(const assay_places *p, int64_t i, double number)
-{
-    return number * (1.0 / replicas_of(p, i));
-}
+#define LOST ASSAY_CHANGED
+#define PLACE(name, place)                                                                                             \
+    int64_t assay_##name(const assay_places *p, int64_t i)                                                             \
+    {                                                                                                                  \
+        const assay_case *c = p->m->c;                                                                                 \
+        const int64_t n = p->count, k = number_of(p), half = n / 2, tail = k > 0 ? n % k : 0;                          \
+        const int64_t width = assay_tensor_width(p->tensor), reorder = c->config.w13_reorder_size;                     \
+        const int64_t tokens = c->sequence, heads = c->config.base_num_query_heads;                                    \
+        (void)i, (void)half, (void)tail, (void)width, (void)reorder, (void)tokens, (void)heads;                        \
+        return place;                                                                                                  \
+    }
+#define NUMBER(name, becomes)                                                                                          \
+    double assay_##name(const assay_places *p, int64_t i, double number)                                               \
+    {                                                                                                                  \
+        const assay_case *c = p->m->c;                                                                                 \
+        const int64_t n = p->count, width = assay_tensor_width(p->tensor);                                             \
+        const double by = p->m->row->by;                                                                               \
+        (void)i, (void)number, (void)c, (void)n, (void)width, (void)by;                                                \
+        return becomes;                                                                                                \
+    }
+#include "harness/mutants/rows/places.inc"

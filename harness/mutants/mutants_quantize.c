@@ -9,23 +9,17 @@
 bool assay_edit_swap_nibbles(const assay_mutation *m, assay_tensor *tensor)
 {
     const assay_block_format *format = assay_block_format_by_name(m->c->config.quant_format.text);
-    if (format == NULL || format->element != ASSAY_FLOAT4_E2M1FN || !m->c->config.pack_codes) return false;
+    const bool packed = format != NULL && format->element == ASSAY_FLOAT4_E2M1FN && m->c->config.pack_codes;
+    if (!packed && !assay_case_is_where(m->c, ASSAY_WHERE_e2m1_cache)) return false;
     for (int64_t i = 0; i < tensor->count; i++)
         tensor->indices[i] = (tensor->indices[i] & 15) << 4 | tensor->indices[i] >> 4;
-    return true;
-}
-
-bool assay_edit_invert(const assay_mutation *m, assay_tensor *tensor)
-{
-    (void)m;
-    for (int64_t i = 0; i < tensor->count; i++)
-        tensor->values[i] = assay_dtype_round(tensor->spec.type, 1 / tensor->values[i], false);
     return true;
 }
 
 bool assay_edit_copy_gate(const assay_mutation *m, assay_tensor *up)
 {
     const assay_tensor *gate = assay_tensor_beside(m, up, "wi_1", "wi_0");
+    if (gate == NULL) gate = assay_tensor_beside(m, up, "v_scale", "k_scale");
     if (gate != NULL) memcpy(up->values, gate->values, (size_t)up->count * sizeof *up->values);
     return gate != NULL;
 }

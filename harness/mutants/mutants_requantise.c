@@ -97,7 +97,7 @@ bool assay_requantise_truncated(const assay_hidden_mutation *m)
     return true;
 }
 
-static assay_status stage(assay_context *ctx, const assay_tensor *made, assay_tensor_set *staged)
+assay_status assay_mutant_stage(assay_context *ctx, const assay_tensor *made, assay_tensor_set *staged)
 {
     assay_tensor_spec spec = made->spec;
     assay_tensor *to = NULL;
@@ -145,8 +145,8 @@ assay_status assay_mutant_requantise(assay_context *ctx, const assay_mutant *mut
                                          .codes = assay_tensor_set_find(&made, hidden[i].codes->path),
                                          .scale = assay_tensor_set_find(&made, hidden[i].scale->path)};
         MUST(change_codes(ctx, mutant, plan->c, &m, applies));
-        MUST(stage(ctx, m.codes, staged));
-        MUST(stage(ctx, m.scale, staged));
+        MUST(assay_mutant_stage(ctx, m.codes, staged));
+        MUST(assay_mutant_stage(ctx, m.scale, staged));
     }
     return ASSAY_OK;
 }

@@ -23,12 +23,6 @@ bool assay_edit_omit_last(const assay_mutation *m)
     return false;
 }
 
-bool assay_edit_scale_by_root(const assay_mutation *m, assay_tensor *tensor)
-{
-    (void)m;
-    return assay_scale_values(tensor, sqrt((double)assay_tensor_width(tensor)));
-}
-
 /* Experts for which the golden has zeros. */
 bool assay_edit_empty_experts_to_nan(const assay_mutation *m, assay_tensor *tensor)
 {

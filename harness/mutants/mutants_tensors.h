@@ -17,6 +17,28 @@
     X(no_layer, !assay_is_layer(c))                                                                                    \
     X(block_or_layer, strcmp(c->op, "moe") == 0 || assay_is_layer(c))                                                  \
     X(windows, assay_is_layer(c) && assay_block_has(m->decoder_block.text, ASSAY_BLOCK_ALTERNATES))                    \
+    X(given_scales, cache_of(c)->scales == ASSAY_CACHE_OF_TENSOR || cache_of(c)->scales == ASSAY_CACHE_OF_HEAD)        \
+    X(e2m1_cache, cache_of(c)->block.element == ASSAY_FLOAT4_E2M1FN)                                                   \
+    X(plain_rope, m->head_dim == 0 && cache_of(c)->plain_rope && cache_of(c)->block.element != ASSAY_BFLOAT16)         \
+    X(halved_pages, m->pagedattn_tokens_per_page % 2 == 0)                                                             \
+    X(page_stride, m->pagedattn_page_stride > m->pagedattn_tokens_per_page)                                            \
+    X(heads_in_pages, m->base_num_kv_heads > 1 && m->pagedattn_tokens_per_page > 1)                                    \
+    X(cache_norm_of_latents, !is(&m->cache_norm, "none") && m->head_dim == 0)                                          \
+    X(cache_norm_before_rope, is(&m->cache_norm, "row") && m->cache_rope)                                              \
+    /* what is rotated becomes codes, and was no result of a norm */                                                   \
+    X(cache_rope_alone, m->cache_rope &&is(&m->cache_norm, "none") && !cache_of(c)->plain_rope)                        \
+    X(cache_rope, m->cache_rope)                                                                                       \
+    X(cache_rope_beside_rest, (m->head_dim > 0 ? (double)m->head_dim * (1 - m->partial_rotary_factor) - 2              \
+                                               : (double)(m->kv_lora_rank - m->qk_rope_head_dim)) >= 0 &&              \
+                                  m->cache_rope)                                                                       \
+    X(latent_cache, strcmp(c->op, "mla_decode") == 0)                                                                  \
+    X(next_keys, c->sequence > 1 && !m->use_indexer)                                                                   \
+    X(blind_rows, assay_has_padding(c) || strstr(c->op, "_decode") != NULL || strcmp(c->op, "merge_states") == 0)      \
+    /* that queries share, in each shard of heads; with a recipe attention is of all shards */                         \
+    X(several_key_heads,                                                                                               \
+      m->base_num_query_heads > m->base_num_kv_heads &&                                                                \
+          m->base_num_kv_heads >                                                                                       \
+              (strcmp(c->op, "gqa") == 0 && is(&m->quant_recipe, "") ? c->mesh_expert * c->mesh_mlp_tensor : 1))       \
     X(window, has_window(c))                                                                                           \
     X(gpt_oss_gate, is(&m->decoder_block, "gpt_oss"))                                                                  \
     X(shared_gate, m->shared_experts > 0 && assay_block_has(m->decoder_block.text, ASSAY_BLOCK_GATED_SHARED))          \
@@ -69,6 +91,59 @@
     /* as a kernel has it: 1 over the scale of h, which it quantises */                                                \
     X(per_hidden_scale,                                                                                                \
       c->config.quant_hidden_tensor_scale > 0 ? 1.0 / (float)c->config.quant_hidden_tensor_scale : 1.0)
+
+/* Numbers in the inputs of attention over a cache (mutants_decode.c): lengths, entries of tables, of lists, and lengths of these. */
+#define ASSAY_CACHED_TABLE(X)                                                                                          \
+    X(whole_pages, n - tail)                                                                                           \
+    X(last_page_whole, tail > 0 ? n - tail + page : n)                                                                 \
+    X(page_too_many, tail == 0 && n < most ? n + page : n)                                                             \
+    X(newest_missing, n > 0 ? n - 1 : 0)                                                                               \
+    X(one_more, n > 0 && n < most ? n + 1 : n)                                                                         \
+    X(wrapped, is_length ? (page > 0 ? most : n) : n == -1 ? pages - 1 : n)                                            \
+    X(page_in_memory, (double)(i % m->pagedattn_num_pages))                                                            \
+    X(page_after, i % assay_tensor_width(p->tensor) % 2 == 1 ? p->tensor->indices[i - 1] + 1.0 : n)                    \
+    X(below_as_first, n < 0 ? 0 : n)                                                                                   \
+    X(below_as_last, n < 0 ? rows - 1 : n)                                                                             \
+    X(beyond_as_last, n >= rows ? rows - 1 : n)                                                                        \
+    X(index_of_page, n >= 0 && n < rows ? fmod(n * each, rows) : n)                                                    \
+    X(index_of_sequence, n >= 0 && n < rows ? fmod(n + share, rows) : n)                                               \
+    X(next_slot, n < 0 ? n : fmod(n + 1, rows))                                                                        \
+    X(skipped_to_last, n < 0 ? rows - 1 : n)                                                                           \
+    X(slot_of_half_page, n < 0 ? n : fmod(floor(n / page * 2), pages) * page + fmod(n, page / 2))                      \
+    X(twice, 2 * n)                                                                                                    \
+    X(slot, fmax(slots->indices[i], 0))                                                                                \
+    X(rope_in_e4m3, is_unmade ? n : assay_dtype_round(ASSAY_FLOAT8_E4M3FN, n, true)) /* what is made, behind that */   \
+    X(all_entries, (double)m->indexer_topk)                                                                            \
+    X(whole_tile, fmin(8 * ceil(n / 8), (double)m->indexer_topk))
+#define ASSAY_CACHED_CODE(name, what) ASSAY_CACHED_##name,
+enum { ASSAY_CACHED_TABLE(ASSAY_CACHED_CODE) };
+/* Bytes of caches, and where they may be others (mutants_cache.c). */
+#define ASSAY_BYTES_TABLE(X)                                                                                           \
+    X(rows_with_scales, f->scales == ASSAY_CACHE_BEHIND && c->tokens > 1)                                              \
+    X(rope_first, c->rope > 0)                                                                                         \
+    X(scales_rolled, f->block.columns > 0 && c->columns > f->block.columns)                                            \
+    X(scales_as_e8m0, float_scales)                                                                                    \
+    X(scales_inverted, float_scales)                                                                                   \
+    X(scales_halved, f->block.element == ASSAY_FLOAT8_E4M3FN)                                                          \
+    X(zero_scale, f->block.scale == ASSAY_FLOAT8_E8M0FNU)                                                              \
+    X(scales_of_next, scales && c->tokens > 1)                                                                         \
+    X(scales_swizzled, f->scales == ASSAY_CACHE_APART && f->block.columns > 0)
+#define ASSAY_BYTES_CODE(name, what) ASSAY_BYTES_##name,
+enum { ASSAY_BYTES_TABLE(ASSAY_BYTES_CODE) };
+/* What is read of a cache, and where it may be. */
+#define ASSAY_READ_TABLE(X)                                                                                            \
+    X(from_start, several)                                                                                             \
+    X(all_keys, several)                                                                                               \
+    X(window_of_pages, paged && c->window > 0 && c->page > 1)                                                          \
+    X(half_pages, paged && c->page % 2 == 0 && c->stride == c->page)                                                   \
+    X(first_chunk, c->chunk > 0)                                                                                       \
+    X(context_causal, c->chunk > 0 && several)                                                                         \
+    X(half_of_parts, c->parts > 0)                                                                                     \
+    X(masked_capped, dense && c->soft_cap > 0 && (several || c->window > 0))                                           \
+    X(tail, paged && c->page > 1)                                                                                      \
+    X(lanes, paged && c->page > 1)
+#define ASSAY_READ_CODE(name, what) ASSAY_READ_##name,
+enum { ASSAY_READ_TABLE(ASSAY_READ_CODE) };
 enum {
 #define X(name, test) ASSAY_WHERE_##name,
     ASSAY_WHERE_TABLE(X)
@@ -83,7 +158,8 @@ enum {
 /* For `configure` (mutants_config.c). */
 assay_case_edit assay_edit_other_group_score, assay_edit_other_group_count, assay_edit_half_buffer,
     assay_edit_other_epsilon, assay_edit_other_query_scale, assay_edit_other_densities, assay_edit_other_scale_rounding,
-    assay_edit_recipe_ignored, assay_edit_hidden_as_it_is;
+    assay_edit_recipe_ignored, assay_edit_hidden_as_it_is, assay_edit_blind_rows, assay_edit_scale_of_latent,
+    assay_edit_scores_apart, assay_edit_page_of_stride;
 
 /* For `requantise` (mutants_requantise.c). */
 assay_hidden_edit assay_requantise_before_activation, assay_requantise_truncated;
@@ -92,30 +168,30 @@ assay_hidden_edit assay_requantise_before_activation, assay_requantise_truncated
  * are exchanged, become `by`, or are multiplied by it; without places all do (mutant_change.c). `replace` takes it for no
  * change where they all are `by` already. */
 assay_tensor_edit assay_edit_move, assay_edit_fill, assay_edit_scale, assay_edit_replace, assay_edit_each;
-/* For `places` (mutants_places.c). Parts, of which `number` says how many places or shards. */
-assay_place_map assay_last_place, assay_last_of_several, assay_last_or_half, assay_last_tile_or_half, assay_last_tile,
-    assay_last_shard, assay_all_but_first_shard, assay_shard_before, assay_all_but_first_columns_of_h;
-/* Other places: what comes of place i is what was at the place of that name. */
-assay_place_map assay_next_place, assay_place_before, assay_shifted_back, assay_next_shard, assay_reversed,
-    assay_ends_exchanged, assay_halves_exchanged, assay_first_two_exchanged, assay_first_place, assay_last_stale,
-    assay_alternating, assay_interleaved, assay_other_layout, assay_gate_for_up, assay_transposed,
-    assay_read_transposed, assay_swizzled, assay_unswizzled, assay_unpadded_offsets, assay_clamped_ids,
-    assay_first_microbatch, assay_up_of_next_shard, assay_halves_contiguous, assay_expert_axes_exchanged,
-    assay_halves_concatenated, assay_head_axes_exchanged;
-/* For `each`: a number becomes this. */
-assay_number_map assay_plus, assay_in_bf16, assay_next_position, assay_position_in_bf16, assay_counted_position,
-    assay_one_segment, assay_first_experts, assay_group_for_none, assay_group_of_first_row, assay_contracted_padding,
-    assay_padding_of_scales, assay_times_replicas, assay_by_replicas, assay_finite;
-/* Times the root of the width. */
-assay_tensor_edit assay_edit_scale_by_root;
+/* For `places`, and for `each` (mutants_places.c): those of a table, which are an expression, and others. */
+#define PLACE(name, place) assay_place_map assay_##name;
+#define NUMBER(name, becomes) assay_number_map assay_##name;
+#include "harness/mutants/rows/places.inc"
+#undef PLACE
+#undef NUMBER
+assay_place_map assay_all_but_first_columns_of_h, assay_unpadded_offsets, assay_up_of_next_shard,
+    assay_expert_axes_exchanged, assay_halves_concatenated, assay_head_axes_exchanged;
+assay_number_map assay_group_of_first_row, assay_contracted_padding;
 assay_tensor_edit assay_edit_empty_experts_to_nan;
 /* Of inputs, weights and the choice of experts (mutants_inputs.c). */
 assay_tensor_edit assay_edit_swap_gate_up, assay_edit_move_group_row, assay_edit_pad_last_group, assay_edit_runner_up,
     assay_edit_scale_shared_slots, assay_edit_exchange_layer_norms;
 /* Of codes and scales (mutants_quantize.c). */
-assay_tensor_edit assay_edit_swap_nibbles, assay_edit_invert, assay_edit_copy_gate, assay_edit_larger_of_both;
-/* Of parts of attention, whose first axis is the part. */
-assay_tensor_edit assay_edit_other_strides;
+assay_tensor_edit assay_edit_swap_nibbles, assay_edit_copy_gate, assay_edit_larger_of_both;
+/* Of attention over a cache (mutants_decode.c). What numbers of lengths, tables and lists become, which `by` names. */
+assay_number_map assay_cached;
+assay_mutation_edit assay_edit_none_to_first_page, assay_edit_empty_parts_to_nan;
+assay_tensor_edit assay_edit_cache_rows, assay_edit_sink_of_parts;
+assay_place_map assay_padded_last_part;
+assay_reading_change assay_change_reading;
+/* Of caches of bytes (mutants_cache.c), as `by` says; slots. */
+assay_tensor_edit assay_edit_given_bytes, assay_edit_clear_pages;
+assay_mutation_edit assay_edit_written_bytes, assay_edit_last_of_slots;
 /* Of a choice that is given. */
 assay_tensor_edit assay_edit_none_to_last, assay_edit_sort_slots;
 /* Of rows of the batch on a mesh (mutants_shard_rows.c). */
@@ -141,6 +217,8 @@ int64_t assay_axes_product(const assay_shape *shape, int first, int last); /* of
 /* The tensor of the same size whose path has `other` where this one's has, last, `part`; NULL: there is none. */
 assay_tensor *assay_tensor_beside(const assay_mutation *m, const assay_tensor *tensor, const char *part,
                                   const char *other);
+assay_tensor *assay_tensor_beside_of(const assay_mutation *m, const assay_tensor *tensor, const char *part,
+                                     const char *other); /* of any size */
 void assay_swap_values(double *a, double *b, int64_t count);
 void assay_swap_indices(int32_t *a, int32_t *b);
 /* The axis of blocks that products sum over: of a weight the first one, of anything else the last. */
@@ -149,6 +227,11 @@ int assay_contracted_axis(const assay_tensor *tensor);
 bool assay_move_places(const assay_mutation *m, assay_tensor *tensor, const char *axis, assay_place_map *from);
 /* As a row of the table says. */
 bool assay_change_tensor(const assay_mutation *m, const assay_tensors_change *change, assay_tensor *tensor);
+/* A copy of a checkpoint, for who goes on from it. */
+assay_status assay_mutant_stage(assay_context *ctx, const assay_tensor *made, assay_tensor_set *staged);
+/* Whether a stage's checkpoints are changed. */
+assay_status assay_mutant_change_stage(assay_context *ctx, const assay_mutant *mutant, const assay_mutation *m,
+                                       bool *applies);
 /* Into `staged` the codes that the mutant's kernel makes of h, where it quantises h itself; *applies: whether they are others.
  * Those of a layer are of an h that those of the layers before it lead to. */
 assay_status assay_mutant_requantise(assay_context *ctx, const assay_mutant *mutant, const assay_plan *plan,

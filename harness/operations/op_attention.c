@@ -36,7 +36,8 @@ assay_status assay_attention_config_of(assay_context *ctx, const assay_case *c, 
                                        .qk_dim = grouped ? m->head_dim : m->qk_nope_head_dim + m->qk_rope_head_dim,
                                        .v_dim = grouped ? m->head_dim : m->v_head_dim,
                                        .mask_padding = m->mask_padding,
-                                       .soft_cap = m->attn_logits_soft_cap};
+                                       .soft_cap = m->attn_logits_soft_cap,
+                                       .variant = m->attention_variant};
     MUST(assay_require_positive(ctx, "base_num_query_heads", config->heads));
     MUST(assay_require_positive(ctx, "qk_nope_head_dim", m->qk_nope_head_dim));
     MUST(assay_require_positive(ctx, "qk_rope_head_dim", m->qk_rope_head_dim));

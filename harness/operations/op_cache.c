@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "oracle/base/memory.h"
-#include "oracle/base/step_change.h"
 
 enum {
     LEAST_BLOCK = 16,
@@ -208,7 +207,5 @@ assay_status assay_scale_of_cache(assay_context *ctx, const assay_work *w, const
         return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs/%s[%" PRId64 "] is %g, expected a number above 0", s->scale, i,
                           (*scale)[i]);
     }
-    if (*scale != NULL && strcmp(s->scale, "v_scale") == 0 && assay_step_is_changed(ctx, "scale of keys", NULL))
-        *scale = assay_numbers_of_cache(w, "k_scale");
     return ASSAY_OK;
 }

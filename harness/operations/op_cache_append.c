@@ -30,10 +30,15 @@ static assay_status numbers_of(assay_context *ctx, const assay_case *c, assay_ca
     while (strcmp(assay_cache_norms[made->norm], m->cache_norm.text) != 0) made->norm++;
     if (keys && made->norm == ASSAY_CACHE_NORM_LATENT)
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_cache_norm, "none or row: keys have heads, and no latent");
+    made->norm_of_row = (made->norm == ASSAY_CACHE_NORM_ROW) != m->cache_variant.norm_of_others;
+    made->norm_last = m->cache_variant.norm_last;
     if (!made->rotates) return ASSAY_OK;
     if (!keys && m->partial_rotary_factor != 1)
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_partial_rotary_factor, "1: the rope of latents is rotated whole");
-    return (keys ? assay_key_rope_config_of : assay_rope_config_of)(ctx, c, &made->rope);
+    MUST((keys ? assay_key_rope_config_of : assay_rope_config_of)(ctx, c, &made->rope));
+    if (keys && m->cache_variant.rope_of_rest) made->rope_at = made->columns - made->rope.dim;
+    if (!keys && !m->cache_variant.rope_of_rest) made->rope_at = made->columns;
+    return ASSAY_OK;
 }
 
 /* Of the two tensors that are written: latents with their rope, or keys with values; NULL: there is one. */
@@ -247,18 +252,11 @@ static assay_status keep_made(assay_context *ctx, const assay_work *w, written *
 static assay_status make_numbers(assay_context *ctx, const assay_work *w, written *n)
 {
     const assay_cache_append_config *config = w->config;
-    const assay_cache_stream *s = &config->streams[config->stream_count == 2 && config->made.second > 0 ? 1 : 0];
-    const double *scale = assay_numbers_of_cache(w, s->scale);
-    const assay_block_format *f = &s->cache.format->block;
     const assay_cache_numbers made = {.numbers = n->numbers[0],
                                       .second = config->made.second > 0 ? n->numbers[1] : NULL,
                                       .scale = assay_f64(w, has_heads(config) ? KEY_SCALE : LATENT_SCALE),
-                                      .positions = assay_i32(w, "inputs/positions"),
-                                      .slots = assay_i32(w, "inputs/slot_mapping")};
-    assay_quantize_config rules = s->cache.rules;
-    rules.format = f->element == ASSAY_BFLOAT16 || s->cache.rope > 0 ? NULL : f;
-    rules.tensor_scale = scale != NULL ? *scale : 0;
-    MUST(assay_cache_make_numbers(ctx, &made, &config->made, &rules));
+                                      .positions = assay_i32(w, "inputs/positions")};
+    MUST(assay_cache_make_numbers(ctx, &made, &config->made));
     return keep_made(ctx, w, n);
 }
 

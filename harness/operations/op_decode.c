@@ -57,6 +57,7 @@ static assay_status common_of(assay_context *ctx, const assay_case *c, decode_co
                                                 .heads = m->base_num_query_heads,
                                                 .kv_heads = 1,
                                                 .soft_cap = m->attn_logits_soft_cap,
+                                                .variant = m->attention_variant,
                                                 .base_2 = m->lse_base.text[0] == '2',
                                                 .lse_tokens_first = strcmp(m->lse_layout.text, "BSN") == 0,
                                                 .empty_row = m->empty_row.text[0] == '-' ? -INFINITY : INFINITY};
@@ -114,6 +115,7 @@ static assay_status mla_config_of(assay_context *ctx, const assay_case *c, void 
     MUST(lists_of(ctx, m, d));
     d->v_dim = m->kv_lora_rank;
     d->width = m->kv_lora_rank + m->qk_rope_head_dim;
+    d->value_first = m->value_last ? d->width - d->v_dim : 0;
     d->nope = naive ? m->qk_nope_head_dim : 0;
     d->out_dim = naive ? m->v_head_dim : 0;
     d->scale = m->query_pre_attn_scalar != 0 ? m->query_pre_attn_scalar : assay_mla_softmax_scale(mla);

@@ -85,16 +85,17 @@ static assay_status read_indices(assay_context *ctx, const assay_decode_config *
 }
 
 /* Rows of the cache that lie in the length of a sequence or in a list, of heads by themselves. */
-static void use_cached(const assay_decode_config *d, const assay_decode_inputs *in, bool *used)
+static assay_status use_cached(assay_context *ctx, const assay_decode_config *d, const assay_decode_inputs *in,
+                               bool *used)
 {
-    for (int64_t i = 0; i < d->batch * d->sequence * d->topk; i++) {
-        const int64_t row = assay_decode_listed_row(d, in, i / d->topk, i % d->topk);
-        if (row >= 0) used[row] = true;
+    OWNED_BY(assay_decode_plan_free) assay_decode_plan plan = {0};
+    MUST(assay_decode_plan_make(ctx, d, in, &plan));
+    for (int64_t i = 0; i < plan.lists * plan.longest * d->kv_heads; i++) {
+        const int64_t key = i / d->kv_heads;
+        if (key % plan.longest < assay_decode_keys(&plan, key / plan.longest))
+            used[assay_decode_place(d, plan.rows[key], i % d->kv_heads)] = true;
     }
-    for (int64_t b = 0; b < d->batch && d->topk == 0; b++) {
-        for (int64_t i = 0; i < in->cache_seqlens[b] * d->kv_heads; i++)
-            used[assay_decode_row(d, in->block_table, b, i % d->kv_heads, i / d->kv_heads)] = true;
-    }
+    return ASSAY_OK;
 }
 
 /* The slots of tokens that sequences have, and -1 for others. */
@@ -108,11 +109,9 @@ static assay_status slots_of(assay_context *ctx, const assay_decode_config *d, c
     MUST(read_indices(ctx, d, source, &given, &in));
     MUST(assay_alloc(ctx, "rows that are used", rows, sizeof *used, &used));
     memset(used, 0, (size_t)rows * sizeof *used);
-    use_cached(d, &in, used);
-    for (int64_t i = 0; i < d->pages * d->page; i++) {
-        const int64_t first = i / d->page * d->stride * d->kv_heads;
-        slots[i] = used[first + i % d->page * (d->heads_first ? 1 : d->kv_heads)] ? (int32_t)i : -1;
-    }
+    MUST(use_cached(ctx, d, &in, used));
+    for (int64_t i = 0; i < d->pages * d->page; i++)
+        slots[i] = used[assay_decode_place(d, i / d->page * d->stride + i % d->page, 0)] ? (int32_t)i : -1;
     return ASSAY_OK;
 }
 
@@ -141,14 +140,18 @@ assay_status decode_derive(assay_context *ctx, const assay_case *c, const assay_
 }
 
 /* Rows [parts,B,S,N] of parts that have keys. */
-static void use_splits(const assay_decode_config *d, const assay_decode_inputs *in, bool *used)
+static assay_status use_splits(assay_context *ctx, const assay_decode_config *d, const assay_decode_inputs *in,
+                               bool *used)
 {
     const int64_t tokens = d->batch * d->sequence;
-    for (int64_t i = 0; i < d->parts * tokens; i++) {
-        const int64_t token = i % tokens, split = i / tokens;
-        const bool some = assay_decode_keys_of_split(d, in, split, token / d->sequence, token % d->sequence) > 0;
-        for (int64_t head = 0; head < d->heads; head++) used[i * d->heads + head] = some;
+    OWNED_BY(assay_decode_plan_free) assay_decode_plan plan = {0};
+    MUST(assay_decode_plan_make(ctx, d, in, &plan));
+    for (int64_t i = 0; i < d->parts * tokens * d->heads; i++) {
+        const int64_t token = i / d->heads % tokens, part = i / d->heads / tokens;
+        const assay_key_range *keys = &plan.seen[token * plan.parts + part];
+        used[i] = keys->begin < keys->end;
     }
+    return ASSAY_OK;
 }
 
 assay_status decode_used_rows(assay_context *ctx, const assay_case *c, const assay_tensor_entry *of,
@@ -163,7 +166,6 @@ assay_status decode_used_rows(assay_context *ctx, const assay_case *c, const ass
     MUST(read_indices(ctx, d, source, &given, &in));
     MUST(assay_alloc(ctx, "rows that are used", rows, sizeof **used, used));
     memset(*used, 0, (size_t)rows * sizeof **used);
-    if (of->spec.role == ASSAY_ROLE_CHECKPOINT) use_splits(d, &in, *used);
-    if (of->spec.role == ASSAY_ROLE_INPUT) use_cached(d, &in, *used);
-    return ASSAY_OK;
+    if (of->spec.role == ASSAY_ROLE_CHECKPOINT) return use_splits(ctx, d, &in, *used);
+    return of->spec.role == ASSAY_ROLE_INPUT ? use_cached(ctx, d, &in, *used) : ASSAY_OK;
 }

@@ -100,24 +100,18 @@ static bool is_finite(const double *row, int64_t numbers)
 static assay_status check_cached(assay_context *ctx, const assay_decode_config *d, const assay_decode_inputs *in,
                                  const char *path, const double *cache, int64_t numbers)
 {
+    OWNED_BY(assay_decode_plan_free) assay_decode_plan plan = {0};
     if (cache == NULL || ctx->change != NULL) return ASSAY_OK; /* a mutant may read others */
-    for (int64_t i = 0; i < d->batch * d->sequence * d->topk; i++) {
-        const int64_t row = assay_decode_listed_row(d, in, i / d->topk, i % d->topk);
-        if (row < 0 || is_finite(cache + row * numbers, numbers)) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "%s: row %" PRId64
-                          " holds NaN or an infinity, expected finite numbers: inputs/indices[%" PRId64 "] names it",
-                          path, row, i);
-    }
-    for (int64_t i = 0; i < d->batch * d->kv_heads && d->topk == 0; i++) {
-        const int64_t b = i / d->kv_heads;
-        for (int64_t key = 0; key < in->cache_seqlens[b]; key++) {
-            const int64_t row = assay_decode_row(d, in->block_table, b, i % d->kv_heads, key);
-            if (is_finite(cache + row * numbers, numbers)) continue;
+    MUST(assay_decode_plan_make(ctx, d, in, &plan));
+    for (int64_t list = 0; list < plan.lists; list++) {
+        for (int64_t i = 0; i < assay_decode_keys(&plan, list) * d->kv_heads; i++) {
+            const int64_t key = i / d->kv_heads, row = plan.rows[list * plan.longest + key];
+            if (is_finite(cache + assay_decode_place(d, row, i % d->kv_heads) * numbers, numbers)) continue;
             return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "%s: key %" PRId64 " of sequence %" PRId64
-                              " holds NaN or an infinity, expected finite numbers: it lies in the sequence's length",
-                              path, key, b);
+                              "%s: row %" PRId64
+                              " holds NaN or an infinity, expected finite numbers: it is key %" PRId64
+                              " of %s %" PRId64,
+                              path, row, key, d->topk > 0 ? "the list of token" : "sequence", list);
         }
     }
     return ASSAY_OK;

@@ -26,7 +26,8 @@ assay_status assay_gqa_config_of(assay_context *ctx, const assay_case *c, assay_
                                  .sinks = m->attention_sink,
                                  .epsilon = assay_latent_epsilon_of(m),
                                  .mask_padding = m->mask_padding,
-                                 .soft_cap = m->attn_logits_soft_cap};
+                                 .soft_cap = m->attn_logits_soft_cap,
+                                 .variant = m->attention_variant};
     MUST(assay_require_positive(ctx, "head_dim", m->head_dim));
     if (m->head_dim % 2 != 0 || m->head_dim > ASSAY_ROPE_DIM_MAX) {
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_head_dim, "an even number from 2 to %d", ASSAY_ROPE_DIM_MAX);

@@ -22,7 +22,8 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
                                                 .heads = m->base_num_query_heads,
                                                 .v_dim = config->grouped ? m->head_dim : m->v_head_dim,
                                                 .base_2 = m->lse_base.text[0] == '2',
-                                                .empty_row = m->empty_row.text[0] == '-' ? -INFINITY : INFINITY};
+                                                .empty_row = m->empty_row.text[0] == '-' ? -INFINITY : INFINITY,
+                                                .blind = m->attention_variant.blind};
     return assay_merge_states_check(ctx, &config->merge);
 }
 

@@ -21,7 +21,8 @@ assay_status assay_mla_config_of(assay_context *ctx, const assay_case *c, assay_
                                  .mscale = m->mscale,
                                  .query_scale = m->query_pre_attn_scalar,
                                  .mask_padding = m->mask_padding,
-                                 .soft_cap = m->attn_logits_soft_cap};
+                                 .soft_cap = m->attn_logits_soft_cap,
+                                 .variant = m->attention_variant};
     MUST(assay_window_of(ctx, m, &config->window));
     MUST(assay_rope_config_of(ctx, c, &config->rope));
     return assay_mla_check(ctx, config);

@@ -19,6 +19,13 @@ struct graph;
 struct graph_step;
 typedef bool assay_step_maker(const struct graph *g, int number, int change, struct graph_step *changed, char *name);
 
+/* What attention over a cache is to read (oracle/ops/decode_attention.h) becomes something else; false: it stays. */
+struct assay_decode_config;
+struct assay_decode_inputs;
+struct assay_decode_plan;
+typedef bool assay_reading_change(int change, const struct assay_decode_config *config,
+                                  const struct assay_decode_inputs *in, struct assay_decode_plan *plan);
+
 typedef struct assay_step_change {
     assay_step_how how;
     const char
@@ -29,15 +36,10 @@ typedef struct assay_step_change {
     double by;
     assay_step_maker *make; /* of ASSAY_STEP_CHANGED */
     int change;
-    assay_dtype type; /* of what is rounded to a coarser one */
-    bool *found;      /* there was such a step; NULL: nobody asks */
+    assay_reading_change *reading; /* NULL: all is read as it should */
+    assay_dtype type;              /* of what is rounded to a coarser one */
+    bool *found;                   /* there was such a step; NULL: nobody asks */
 } assay_step_change;
 
 /* Whether the step that reads or makes the tensor is changed: then it counts as found. */
 bool assay_step_is_changed(const assay_context *ctx, const char *kind, const char *tensor);
-
-/* Of a table of changes X(name, word, where there is something to change): the members of an enum behind NOTHING, and the lines
- * of a function of `ctx` that return the one which the context has. */
-#define ASSAY_CHANGE_NAME(name, word, applies) name,
-#define ASSAY_CHANGE_FOUND(name, word, applies)                                                                        \
-    if ((applies) && assay_step_is_changed(ctx, word, NULL)) return name;

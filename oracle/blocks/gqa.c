@@ -65,7 +65,8 @@ static assay_attention_config attention_of(const assay_gqa_config *config)
                                     .v_dim = config->head_dim,
                                     .window = config->window,
                                     .mask_padding = config->mask_padding,
-                                    .soft_cap = config->soft_cap};
+                                    .soft_cap = config->soft_cap,
+                                    .variant = config->variant};
 }
 
 /* Heads of query, key or value: a projection of x, or columns of that of all three; then each head's norm. */

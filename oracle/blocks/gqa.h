@@ -26,7 +26,8 @@ typedef struct assay_gqa_config {
     double epsilon; /* normalization_layer_epsilon, of query_norm and key_norm */
     assay_rope_config rope;
     bool mask_padding;
-    double soft_cap;                  /* of attention.h */
+    double soft_cap; /* of attention.h; so is variant */
+    assay_attention_variant variant;
     assay_quant_recipe_config recipe; /* its recipe is NULL: none */
 } assay_gqa_config;
 

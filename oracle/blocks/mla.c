@@ -54,6 +54,7 @@ int assay_mla_steps(graph *g, const assay_mla_config *config, const assay_attent
                                               .v_dim = config->v_head_dim,
                                               .mask_padding = config->mask_padding,
                                               .soft_cap = config->soft_cap,
+                                              .variant = config->variant,
                                               .window = config->window};
     int query_wa = 0, latent = 0;
     graph_within(g, config, axis_size);

@@ -28,9 +28,10 @@ typedef struct assay_mla_config {
     assay_rope_config rope;
     bool mask_padding;
     assay_quant_recipe_config recipe; /* its recipe is NULL: none */
-    double soft_cap;                  /* of attention.h */
-    int64_t window;                   /* likewise */
-    double query_scale;               /* the softmax scale; 0: what follows from the sizes and mscale */
+    double soft_cap;                  /* of attention.h; so is variant */
+    assay_attention_variant variant;
+    int64_t window;     /* likewise */
+    double query_scale; /* the softmax scale; 0: what follows from the sizes and mscale */
 } assay_mla_config;
 
 /* Of wq_a, q_norm and wq_b, or query: which there are says q_lora_rank. */

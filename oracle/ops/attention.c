@@ -5,7 +5,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "oracle/base/step_change.h"
 #include "oracle/ops/attention_internal.h"
 
 assay_status assay_attention_check(assay_context *ctx, const assay_attention_config *config)
@@ -91,7 +90,7 @@ static assay_status forward_block(assay_context *ctx, double *out, double *lse, 
                                          .y = out + first * wide,
                                          .size = end - first,
                                          .width = wide,
-                                         .beyond = rows->beyond ? start + keys - first - 1 : 0};
+                                         .beyond = rows->config->variant.sees_next ? start + keys - first - 1 : 0};
     double divisors[ATTENTION_BLOCK];
     MUST(attention_scores(ctx, p + start, ld, q + first * deep, end - first, k + start * deep, keys, deep));
 #pragma omp parallel for num_threads(ctx->threads)
@@ -144,14 +143,6 @@ static assay_status forward_segment(assay_context *ctx, void *self, const attent
     return ASSAY_OK;
 }
 
-static bool has_blind_rows(const assay_attention_inputs *in, const assay_attention_config *config)
-{
-    bool blind = false;
-    for (int64_t t = 0; t < config->batch * config->sequence && in->segment_ids != NULL && config->mask_padding; t++)
-        blind |= in->segment_ids[t] == 0;
-    return blind;
-}
-
 assay_status assay_attention_forward(assay_context *ctx, double *attention_out, double *lse,
                                      const assay_attention_inputs *in, const assay_attention_config *config)
 {
@@ -159,9 +150,7 @@ assay_status assay_attention_forward(assay_context *ctx, double *attention_out, 
     const int64_t block = config->sequence < ATTENTION_BLOCK ? config->sequence : ATTENTION_BLOCK;
     const int64_t scratch = config->sequence * (2 * config->qk_dim + 2 * config->v_dim + 1 + block);
     forward_job job = {attention_out, lse, in};
-    /* What padding gives. */
-    const double blind = has_blind_rows(in, config) && assay_step_is_changed(ctx, "blind rows", NULL) ? (double)NAN : 0;
-    for (int64_t i = 0; i < rows * config->v_dim; i++) attention_out[i] = blind;
+    for (int64_t i = 0; i < rows * config->v_dim; i++) attention_out[i] = config->variant.blind;
     for (int64_t i = 0; i < rows; i++) lse[i] = -INFINITY;
     const attention_loop loop = {.segment = forward_segment, .job = &job, .scratch = scratch};
     return attention_for_each(ctx, in->segment_ids, config, &loop);

@@ -21,12 +21,20 @@
 
 #include "oracle/base/status.h"
 
+/* What some kernel defines otherwise; zeros: as above. */
+typedef struct assay_attention_variant {
+    bool sees_next; /* query i sees key i + 1 of its segment, too */
+    bool in_turns;  /* query head n has key and value of head n % Nkv */
+    double blind;   /* out of a row that sees no key */
+} assay_attention_variant;
+
 typedef struct assay_attention_config {
     int64_t batch, sequence, heads, qk_dim, v_dim;
     bool mask_padding;
     int64_t kv_heads; /* Nkv; 0: N */
     int64_t window;   /* sliding_window_size; 0: none */
     double soft_cap;  /* attn_logits_soft_cap; 0: none */
+    assay_attention_variant variant;
 } assay_attention_config;
 
 typedef struct assay_attention_inputs {

@@ -214,7 +214,7 @@ static assay_status backward_block(assay_context *ctx, const segment *s, const a
     MUST(assay_matmul(ctx, &to_queries));
     MUST(add_to_keys(ctx, s->dk + start * deep, s->ds + start, ld, size, keys, s->q + first * deep, deep));
     MUST(add_to_keys(ctx, s->dv + start * wide, s->p + start, ld, size, keys, s->dout + first * wide, wide));
-    return add_triangles(ctx, s, config, ld, first, end, rows->beyond ? last - first - 1 : 0);
+    return add_triangles(ctx, s, config, ld, first, end, rows->config->variant.sees_next ? last - first - 1 : 0);
 }
 
 /* Keys and values are shared by the heads of a group, whose parts may be stored before they are added up. */

@@ -27,8 +27,7 @@ typedef struct attention_rows {
     attention_head query, kv;
     const int32_t *tokens; /* [count] */
     int64_t count;
-    bool first;  /* of the heads that share a head of keys */
-    bool beyond; /* a mutant's queries see the key after their own, too */
+    bool first; /* of the heads that share a head of keys */
 } attention_rows;
 
 /* rows [count,dim] of a head from a tensor [B,S,heads,dim], and back. */
@@ -94,6 +93,6 @@ typedef struct attention_triangle {
     const double *x;
     double *y;
     int64_t size, width;
-    int64_t beyond; /* rows of w that have one number more, a mutant's */
+    int64_t beyond; /* rows of w that have one number more */
 } attention_triangle;
 assay_status attention_add_triangle(assay_context *ctx, const attention_triangle *triangle);

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "oracle/base/memory.h"
-#include "oracle/base/step_change.h"
 
 int64_t assay_attention_kv_heads(const assay_attention_config *config)
 {
@@ -85,7 +84,7 @@ int64_t attention_first_key(const attention_rows *rows, int64_t i)
 
 int64_t attention_keys_end(const attention_rows *rows, int64_t i)
 {
-    return rows->beyond && i + 1 < rows->count ? i + 2 : i + 1;
+    return rows->config->variant.sees_next && i + 1 < rows->count ? i + 2 : i + 1;
 }
 
 int64_t attention_block(const assay_attention_config *config)
@@ -101,7 +100,6 @@ typedef struct head_loop {
     const attention_loop *each;
     double *scratch;
     int workers;
-    bool beyond, modulo; /* a mutant's: see attention_rows; query head n has the keys of head n % Nkv */
 } head_loop;
 
 static assay_status run_head(assay_context *ctx, const head_loop *loop, attention_rows *rows, double *scratch)
@@ -122,11 +120,10 @@ static assay_status run_group(assay_context *ctx, const head_loop *loop, int64_t
 {
     const int64_t heads = loop->config->heads, kv_heads = assay_attention_kv_heads(loop->config);
     const int64_t group = heads / kv_heads, kv = index % kv_heads;
-    attention_rows rows = {
-        .config = loop->config, .batch = index / kv_heads, .kv = {kv, kv_heads}, .beyond = loop->beyond};
+    attention_rows rows = {.config = loop->config, .batch = index / kv_heads, .kv = {kv, kv_heads}};
     assay_status status = ASSAY_OK;
     for (int64_t i = 0; i < group && status == ASSAY_OK; i++) {
-        rows.query = (attention_head){loop->modulo ? i * kv_heads + kv : kv * group + i, heads};
+        rows.query = (attention_head){loop->config->variant.in_turns ? i * kv_heads + kv : kv * group + i, heads};
         rows.first = i == 0;
         status = run_head(ctx, loop, &rows, scratch);
     }
@@ -164,13 +161,9 @@ assay_status attention_for_each(assay_context *ctx, const int32_t *segment_ids, 
 {
     assay_status status = ASSAY_OK;
     const int64_t kv_heads = assay_attention_kv_heads(config);
-    const bool shares = kv_heads > 1 && kv_heads < config->heads;
     int64_t count = 0;
-    head_loop loop = {.config = config,
-                      .each = each,
-                      .workers = config->batch * kv_heads >= ctx->threads ? ctx->threads : 1,
-                      .beyond = config->sequence > 1 && assay_step_is_changed(ctx, "next key", NULL),
-                      .modulo = shares && assay_step_is_changed(ctx, "heads modulo", NULL)};
+    head_loop loop = {
+        .config = config, .each = each, .workers = config->batch * kv_heads >= ctx->threads ? ctx->threads : 1};
     TRY(assay_checked_count(ctx, "scratch of attention", 2, (int64_t[]){loop.workers, each->scratch}, &count));
     TRY(assay_alloc_f64(ctx, "scratch of attention", count, &loop.scratch));
     TRY(alloc_segments(ctx, &loop.segments, segment_ids, config));

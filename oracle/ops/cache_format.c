@@ -6,7 +6,6 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
-#include "oracle/base/step_change.h"
 
 enum { BFLOAT16_BYTES = 2, LONGEST_BLOCK = 512 };
 
@@ -155,91 +154,6 @@ assay_status assay_cache_check_slots(assay_context *ctx, const assay_cache_confi
     return ASSAY_OK;
 }
 
-/* --- what mutants change --- */
-
-#define PLAIN_ROPE (c->rope > 0 && c->format->block.element != ASSAY_BFLOAT16)
-#define QUANTISED (c->format->block.element != ASSAY_BFLOAT16)
-#define GIVEN (c->format->scales == ASSAY_CACHE_OF_TENSOR || c->format->scales == ASSAY_CACHE_OF_HEAD)
-#define CHANGE_TABLE(X)                                                                                                \
-    X(NEXT_SLOT, "next slot", true)                                                                                    \
-    X(SKIPPED_TO_LAST, "skipped slots", true) /* go to the last one, as index -1 does */                               \
-    X(PAGE_CLEARED, "page cleared", true)     /* when a token comes to it */                                           \
-    X(HALF_PAGES, "slots of half pages", c->tokens % 2 == 0)                                                           \
-    X(NO_STRIDE, "no stride", c->stride > c->tokens)                                                                   \
-    X(OTHER_LAYOUT, "other layout", c->heads > 1 && c->tokens > 1)                                                     \
-    X(ROPE_FIRST, "rope first", c->rope > 0)                                                                           \
-    X(ROPE_QUANTISED, "rope quantised", PLAIN_ROPE)                                                                    \
-    X(ROWS_WITH_SCALES, "rows with scales", c->format->scales == ASSAY_CACHE_BEHIND && c->tokens > 1)                  \
-    X(SCALES_ROLLED, "scales rolled", c->format->block.columns > 0 && c->columns > c->format->block.columns)           \
-    X(SCALES_AS_E8M0, "scales as e8m0", c->format->block.scale == ASSAY_FLOAT32 && QUANTISED && !GIVEN)                \
-    X(SCALES_INVERTED, "scales inverted", c->format->block.scale == ASSAY_FLOAT32 && QUANTISED && !GIVEN)              \
-    X(SCALE_OF_FIRST_HEAD, "scale of the first head", c->format->scales == ASSAY_CACHE_OF_HEAD && c->heads > 1)        \
-    X(GIVEN_MULTIPLIED, "given scale multiplied", GIVEN)                                                               \
-    X(GIVEN_IGNORED, "given scale ignored", GIVEN)                                                                     \
-    X(ZERO_SCALE, "zero scale", c->format->block.scale == E8M0) /* code 0 of a scale */                                \
-    X(SCALES_OF_NEXT, "scales of the next token", scale_bytes(c) > 0 && c->tokens > 1)                                 \
-    X(SCALES_SWIZZLED, "scales swizzled", c->format->scales == ASSAY_CACHE_APART && c->format->block.columns > 0)      \
-    X(CODES_FNUZ, "codes as fnuz", c->format->block.element == E4M3)                                                   \
-    X(NIBBLES_SWAPPED, "nibbles swapped", c->format->block.element == E2M1)
-
-typedef enum cache_change { NOTHING, CHANGE_TABLE(ASSAY_CHANGE_NAME) } cache_change;
-
-static cache_change change_of(const assay_context *ctx, const assay_cache_config *c)
-{
-    CHANGE_TABLE(ASSAY_CHANGE_FOUND)
-    return NOTHING;
-}
-
-/* The slot that a token goes to; below 0: none. */
-static int64_t slot_of(const assay_cache_config *c, cache_change change, int32_t slot)
-{
-    const int64_t all = c->pages * c->tokens;
-    if (slot < 0) return change == SKIPPED_TO_LAST ? all - 1 : -1;
-    return change == NEXT_SLOT ? (slot + 1) % all : slot;
-}
-
-static assay_cache_row changed_row(const assay_cache_config *c, cache_change change, int64_t token, int64_t head)
-{
-    assay_cache_config other = *c;
-    if (change == OTHER_LAYOUT) other.heads_first = !c->heads_first;
-    assay_cache_row row = assay_cache_row_of(&other, token, head);
-    if (change == ROWS_WITH_SCALES) {
-        row.codes = token * (row_bytes(c) + all_scale_bytes(c));
-        row.rope = row.codes + code_bytes(c);
-        row.scales = row.codes + row_bytes(c);
-    }
-    if (change == ROPE_FIRST) {
-        const int64_t before = row.rope - row.codes;
-        row.rope = row.codes;
-        row.codes += c->rope * BFLOAT16_BYTES;
-        if (c->format->scales == ASSAY_CACHE_IN_ROW)
-            row.scales = row.rope + before + c->rope * BFLOAT16_BYTES - row.scale_bytes;
-    }
-    return row;
-}
-
-static double changed_scale(cache_change change, const double *scale, int64_t head)
-{
-    if (change == GIVEN_IGNORED) return 1;
-    if (change == GIVEN_MULTIPLIED) return assay_dtype_round(ASSAY_FLOAT32, 1 / scale[head], false);
-    return scale[change == SCALE_OF_FIRST_HEAD ? 0 : head];
-}
-
-static int64_t changed_block(cache_change change, int64_t block, int64_t blocks)
-{
-    return change == SCALES_ROLLED ? (block + 1) % blocks : block;
-}
-
-static uint32_t changed_bits(cache_change change, uint32_t scale)
-{
-    float number = 0;
-    memcpy(&number, &scale, sizeof number);
-    number = 1 / number;
-    if (change == SCALES_AS_E8M0) return scale & 0x7f800000;
-    if (change == SCALES_INVERTED) memcpy(&scale, &number, sizeof scale);
-    return scale;
-}
-
 /* --- writing --- */
 
 static void put_bytes(int32_t *to, uint32_t bits, int bytes)
@@ -247,12 +161,11 @@ static void put_bytes(int32_t *to, uint32_t bits, int bytes)
     for (int i = 0; i < bytes; i++) to[i] = (int32_t)(bits >> (8 * i) & 0xff);
 }
 
-static void put_bfloat16(int32_t *to, int64_t count, const double *numbers, bool quantised)
+static void put_bfloat16(int32_t *to, int64_t count, const double *numbers)
 {
     for (int64_t i = 0; i < count; i++) {
-        const double number = quantised ? assay_dtype_round(E4M3, numbers[i], true) : numbers[i];
         uint16_t bits = 0;
-        assay_dtype_encode(ASSAY_BFLOAT16, 1, &number, &bits);
+        assay_dtype_encode(ASSAY_BFLOAT16, 1, &numbers[i], &bits);
         put_bytes(to + i * BFLOAT16_BYTES, bits, BFLOAT16_BYTES);
     }
 }
@@ -262,7 +175,6 @@ typedef struct row_writer {
     const assay_cache_config *config;
     assay_quantize_config rules;
     assay_block_format block;
-    cache_change change;
     int32_t *codes, *scales;
 } row_writer;
 
@@ -274,9 +186,7 @@ static assay_status put_codes(assay_context *ctx, const row_writer *w, const dou
     int32_t of_tensor = 0;
     MUST(assay_quantize(ctx, w->codes, w->scales, &of_tensor, numbers, &w->rules));
     memcpy(page + row->codes, w->codes, (size_t)code_bytes(w->config) * sizeof *page);
-    for (int64_t i = 0; i < count; i++)
-        put_bytes(scales + row->scales + i * size,
-                  changed_bits(w->change, (uint32_t)w->scales[changed_block(w->change, i, count)]), size);
+    for (int64_t i = 0; i < count; i++) put_bytes(scales + row->scales + i * size, (uint32_t)w->scales[i], size);
     return ASSAY_OK;
 }
 
@@ -285,14 +195,12 @@ static assay_status put_token(assay_context *ctx, row_writer *w, const assay_cac
 {
     const assay_cache_config *c = w->config;
     for (int64_t head = 0; head < c->heads; head++) {
-        const assay_cache_row row = changed_row(c, w->change, slot, head);
+        const assay_cache_row row = assay_cache_row_of(c, slot, head);
         const double *numbers = t->numbers + (token * c->heads + head) * c->columns;
-        if (t->scale != NULL)
-            w->rules.tensor_scale =
-                changed_scale(w->change, t->scale, c->format->scales == ASSAY_CACHE_OF_HEAD ? head : 0);
-        if (w->block.element == ASSAY_BFLOAT16) put_bfloat16(page + row.codes, c->columns, numbers, false);
+        if (t->scale != NULL) w->rules.tensor_scale = t->scale[c->format->scales == ASSAY_CACHE_OF_HEAD ? head : 0];
+        if (w->block.element == ASSAY_BFLOAT16) put_bfloat16(page + row.codes, c->columns, numbers);
         if (w->block.element != ASSAY_BFLOAT16) MUST(put_codes(ctx, w, numbers, &row, page, scales));
-        if (c->rope > 0) put_bfloat16(page + row.rope, c->rope, t->rope + token * c->rope, w->change == ROPE_QUANTISED);
+        if (c->rope > 0) put_bfloat16(page + row.rope, c->rope, t->rope + token * c->rope);
     }
     return ASSAY_OK;
 }
@@ -301,15 +209,14 @@ assay_status assay_cache_append(assay_context *ctx, int32_t *bytes, int32_t *sca
                                 const assay_cache_config *c)
 {
     const bool apart = c->format->scales == ASSAY_CACHE_APART;
-    row_writer w = {.config = c, .rules = c->rules, .block = c->format->block, .change = change_of(ctx, c)};
-    int64_t page_bytes = assay_cache_page_bytes(c);
+    row_writer w = {.config = c, .rules = c->rules, .block = c->format->block};
+    const int64_t page_bytes = assay_cache_page_bytes(c);
     OWNED int32_t *codes = NULL;
     OWNED int32_t *row_scales = NULL;
     MUST(assay_cache_check_slots(ctx, c, t->count, t->slots));
     MUST(assay_alloc_i32(ctx, "codes", c->columns, &codes));
     MUST(assay_alloc_i32(ctx, "scales", c->columns, &row_scales));
     if (w.block.columns == 0) w.block.columns = c->columns;
-    if (w.change == NO_STRIDE) page_bytes = page_bytes / c->stride * c->tokens;
     w.rules.rows = 1;
     w.rules.columns = c->columns;
     w.rules.format = &w.block;
@@ -317,13 +224,11 @@ assay_status assay_cache_append(assay_context *ctx, int32_t *bytes, int32_t *sca
     w.codes = codes;
     w.scales = row_scales;
     for (int64_t i = 0; i < t->count; i++) {
-        const int64_t slot = slot_of(c, w.change, t->slots[i]);
+        const int64_t slot = t->slots[i], number = slot / c->tokens;
         if (slot < 0) continue;
-        const int64_t tokens = w.change == HALF_PAGES ? c->tokens / 2 : c->tokens, number = slot / tokens % c->pages;
         int32_t *page = bytes + number * page_bytes;
         int32_t *of_page = apart ? scales + number * assay_cache_page_scales(c) : page;
-        if (w.change == PAGE_CLEARED) memset(page, 0, (size_t)page_bytes * sizeof *page);
-        MUST(put_token(ctx, &w, t, i, slot % tokens, page, of_page));
+        MUST(put_token(ctx, &w, t, i, slot % c->tokens, page, of_page));
     }
     return ASSAY_OK;
 }
@@ -341,56 +246,31 @@ static double number_of(assay_dtype type, const int32_t *from, int bytes)
     return number;
 }
 
-static double code_at(const assay_cache_config *c, cache_change change, const int32_t *codes, int64_t i)
+static double code_at(const assay_cache_config *c, const int32_t *codes, int64_t i)
 {
     const assay_dtype element = c->format->block.element;
     if (element == ASSAY_BFLOAT16) return number_of(element, codes + i * BFLOAT16_BYTES, BFLOAT16_BYTES);
-    if (element == E4M3) {
-        const double number = number_of(element, codes + i, 1);
-        return change == CODES_FNUZ ? number / 2 : number;
-    }
-    const int shift = (i % 2 == 1) != (change == NIBBLES_SWAPPED) ? 4 : 0;
-    const int32_t code = codes[i / 2] >> shift & 15;
+    if (element == E4M3) return number_of(element, codes + i, 1);
+    const int32_t code = codes[i / 2] >> (i % 2 == 1 ? 4 : 0) & 15;
     return number_of(element, &code, 1);
 }
 
-/* The scale of a block of a token's; kernels that multiply in the type of the query round it to that type first. */
-static double scale_at(const assay_context *ctx, const assay_cache_config *c, cache_change change, int64_t token,
-                       int64_t head, int64_t block, const int32_t *scales)
+static void read_row(const assay_context *ctx, const assay_cache_config *c, const assay_cache_row *row,
+                     const int32_t *page, const int32_t *scales, double given, double *to)
 {
     const assay_dtype type = c->format->block.scale;
-    const int size = type == ASSAY_FLOAT32 ? (int)sizeof(float) : 1;
-    const int64_t blocks = scale_bytes(c) / size, next = change == SCALES_OF_NEXT ? (token + 1) % c->tokens : token;
-    int64_t from = next, of = changed_block(change, block, blocks);
-    if (change == SCALES_SWIZZLED && token / 4 * 4 + 4 <= c->stride && block / 4 * 4 + 4 <= blocks) {
-        from = token / 4 * 4 + block % 4;
-        of = block / 4 * 4 + token % 4;
-    }
-    const int32_t *at = scales + changed_row(c, change, from, head).scales + of * size;
-    if (change == ZERO_SCALE && *at == 0) return 0;
-    int32_t bytes[sizeof(float)] = {0};
-    uint32_t bits = 0;
-    for (int i = 0; i < size; i++) bits |= (uint32_t)at[i] << (8 * i);
-    put_bytes(bytes, changed_bits(change, bits), size);
-    double scale = number_of(type, bytes, size);
-    if (assay_uses_second_form(ctx)) assay_round(ctx, ASSAY_ROUND_STORAGE, 1, &scale);
-    return scale;
-}
-
-static void read_row(const assay_context *ctx, const assay_cache_config *c, cache_change change, int64_t token,
-                     int64_t head, const int32_t *page, const int32_t *scales, const double *given, double *to)
-{
-    const assay_cache_row row = changed_row(c, change, token, head);
     const int64_t columns = c->format->block.columns > 0 ? c->format->block.columns : c->columns;
-    const bool of_head = c->format->scales == ASSAY_CACHE_OF_HEAD;
-    const double whole = given == NULL ? 1 : changed_scale(change, given, of_head ? head : 0);
+    const int size = type == ASSAY_FLOAT32 ? (int)sizeof(float) : 1;
     for (int64_t first = 0; first < c->columns; first += columns) {
-        const double scale = row.scale_bytes == 0 ? 1 : scale_at(ctx, c, change, token, head, first / columns, scales);
+        double scale = 1;
+        if (row->scale_bytes > 0) scale = number_of(type, scales + row->scales + first / columns * size, size);
+        /* kernels that multiply in the type of the query round the scale to that type first */
+        if (row->scale_bytes > 0 && assay_uses_second_form(ctx)) assay_round(ctx, ASSAY_ROUND_STORAGE, 1, &scale);
         for (int64_t i = first; i < first + columns && i < c->columns; i++)
-            to[i] = code_at(c, change, page + row.codes, i) * scale * whole;
+            to[i] = code_at(c, page + row->codes, i) * scale * given;
     }
     for (int64_t i = 0; i < c->rope; i++)
-        to[c->columns + i] = number_of(ASSAY_BFLOAT16, page + row.rope + i * BFLOAT16_BYTES, BFLOAT16_BYTES);
+        to[c->columns + i] = number_of(ASSAY_BFLOAT16, page + row->rope + i * BFLOAT16_BYTES, BFLOAT16_BYTES);
     assay_round(ctx, ASSAY_ROUND_STORAGE, c->columns, to);
 }
 
@@ -398,16 +278,14 @@ void assay_cache_read(const assay_context *ctx, double *numbers, int64_t width, 
                       const int32_t *scales, const double *scale, const assay_cache_config *c)
 {
     const int64_t page_bytes = assay_cache_page_bytes(c), rows = c->stride * c->heads;
-    const bool apart = c->format->scales == ASSAY_CACHE_APART;
-    cache_change change = change_of(ctx, c);
-    /* who reads pages as numbers changes these two */
-    if (change == NO_STRIDE || change == OTHER_LAYOUT) change = NOTHING;
+    const bool apart = c->format->scales == ASSAY_CACHE_APART, of_head = c->format->scales == ASSAY_CACHE_OF_HEAD;
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = 0; i < c->pages * rows; i++) {
         const int64_t page = i / rows, token = c->heads_first ? i % c->stride : i % rows / c->heads;
         const int64_t head = c->heads_first ? i % rows / c->stride : i % c->heads;
+        const assay_cache_row row = assay_cache_row_of(c, token, head);
         const int32_t *of_page = bytes + page * page_bytes;
-        read_row(ctx, c, change, token, head, of_page, apart ? scales + page * assay_cache_page_scales(c) : of_page,
-                 scale, numbers + i * width);
+        read_row(ctx, c, &row, of_page, apart ? scales + page * assay_cache_page_scales(c) : of_page,
+                 scale == NULL ? 1 : scale[of_head ? head : 0], numbers + i * width);
     }
 }

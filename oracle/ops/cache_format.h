@@ -15,6 +15,7 @@
 #pragma once
 
 #include "oracle/ops/cache_numbers.h"
+#include "oracle/ops/quantize.h"
 
 typedef enum assay_cache_scales {
     ASSAY_CACHE_NO_SCALES,

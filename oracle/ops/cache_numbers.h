@@ -6,7 +6,6 @@
  * (keys, a part of them rotated); DeepSeek-V4's inference/model.py (one norm over latent and rope). */
 #pragma once
 
-#include "oracle/ops/quantize.h"
 #include "oracle/ops/yarn_rope.h"
 
 /* Of the latent alone, or of the row: the latent with its rope, a head's key. */
@@ -16,21 +15,23 @@ extern const char *const assay_cache_norms[]; /* none, latent, row; NULL */
 
 typedef struct assay_cache_numbers_config {
     int64_t tokens, heads, columns, second; /* second 0: keys */
-    assay_cache_norm norm;
+    assay_cache_norm norm;                  /* what has weights */
+    bool norm_of_row; /* and what it is over: of latents their rope, too; weights that are not there are 1 */
+    bool norm_last;   /* behind the rotation */
     double epsilon;
     bool rotates;
     assay_rope_config rope;
+    int64_t rope_at; /* the first number of a row that is rotated */
 } assay_cache_numbers_config;
 
 typedef struct assay_cache_numbers {
     double *numbers, *second; /* what is given, and then what is written */
     const double *scale;      /* of the norm, as wide as what it is of */
-    const int32_t *positions, *slots;
+    const int32_t *positions;
 } assay_cache_numbers;
 
 /* How many numbers the norm is over. */
 int64_t assay_cache_norm_width(const assay_cache_numbers_config *config);
 
-/* `rules`: how a row is quantised, for mutants that do so too early; its format is NULL where it is not. */
 assay_status assay_cache_make_numbers(assay_context *ctx, const assay_cache_numbers *n,
-                                      const assay_cache_numbers_config *config, const assay_quantize_config *rules);
+                                      const assay_cache_numbers_config *config);

@@ -2,11 +2,8 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <string.h>
 
-#include "oracle/arithmetic/elementary.h"
 #include "oracle/base/memory.h"
-#include "oracle/ops/attention.h"
 #include "oracle/ops/decode_internal.h"
 
 int64_t assay_decode_out_dim(const assay_decode_config *config)
@@ -61,9 +58,9 @@ assay_status assay_decode_check(assay_context *ctx, const assay_decode_config *c
         return assay_fail(ctx, ASSAY_BAD_INPUT, "the cache has more than 2^31 rows, expected what indices may name");
     MUST(assay_checked_count(ctx, "cache", 4, (int64_t[]){c->pages, c->stride, c->kv_heads, c->width}, &count));
     MUST(assay_checked_count(ctx, "scores", 3, (int64_t[]){DECODE_ROWS, c->page, keys}, &count));
-    return assay_checked_count(ctx, "checkpoints/partial_out", 5,
-                               (int64_t[]){decode_splits(c), c->batch, c->sequence, c->heads, assay_decode_out_dim(c)},
-                               &count);
+    return assay_checked_count(
+        ctx, "checkpoints/partial_out", 5,
+        (int64_t[]){c->parts > 0 ? c->parts : 1, c->batch, c->sequence, c->heads, assay_decode_out_dim(c)}, &count);
 }
 
 static assay_status check_lists(assay_context *ctx, const assay_decode_config *c, const int32_t *topk_length)
@@ -111,79 +108,26 @@ static void place_lse(const assay_decode_config *c, double *to, const double *ls
         to[c->lse_tokens_first ? row : decode_place_of_lse(c, row)] = lse[decode_place_of_lse(c, row)];
 }
 
-/* Of rows that see no key, in a mutant. */
-static void fill_blind(const assay_context *ctx, const assay_decode_config *c, double *out, const double *lse)
-{
-    const int64_t wide = assay_decode_out_dim(c);
-    bool blind = false;
-    for (int64_t row = 0; row < c->batch * c->sequence * c->heads; row++) blind |= isinf(lse[row]);
-    if (!blind || !assay_step_is_changed(ctx, "blind rows", NULL)) return;
-    for (int64_t row = 0; row < c->batch * c->sequence * c->heads; row++)
-        for (int64_t d = 0; d < wide && isinf(lse[decode_place_of_lse(c, row)]); d++) out[row * wide + d] = NAN;
-}
-
-/* The last part, whose heads lie half as far apart again, as a mutant reads it that thinks they do not. */
-static void misread_last(const assay_decode_config *c, const double *partial_out, double *to)
-{
-    const int64_t wide = assay_decode_out_dim(c), rows = c->batch * c->sequence * c->heads, apart = wide + wide / 2;
-    const double *last = partial_out + (c->parts - 1) * rows * wide;
-    memcpy(to, partial_out, (size_t)(c->parts * rows * wide) * sizeof *to);
-    for (int64_t i = 0; i < rows * wide; i++) {
-        const int64_t at = i / apart * wide + i % apart;
-        to[(c->parts - 1) * rows * wide + i] = i % apart < wide ? last[at] : 0;
-    }
-}
-
-/* out [parts or 1,B,S,N,.], lse [parts or 1,B,N,S]. */
-static assay_status attend_keys(assay_context *ctx, const assay_decode_config *c, const assay_decode_inputs *in,
-                                double *out, double *lse)
-{
-    return c->nope > 0 ? decode_attend_from_kernel(ctx, c, in, out, lse)
-                       : decode_attend(ctx, c, in, in->query, out, lse);
-}
-
-static assay_status attend_listed(assay_context *ctx, const assay_decode_config *c, const assay_decode_inputs *in,
-                                  double *out, double *lse)
-{
-    const int64_t tokens = c->batch * c->sequence, rows = tokens * c->heads;
-    assay_decode_config each = *c;
-    assay_decode_inputs listed = *in;
-    OWNED int32_t *entries = NULL;
-    OWNED double *by_token = NULL;
-    MUST(assay_alloc_i32(ctx, "lists of rows", tokens * (c->topk + decode_splits(c) + 2), &entries));
-    MUST(assay_alloc_f64(ctx, "lse of tokens", decode_splits(c) * rows, &by_token));
-    decode_lists lists = {
-        .rows = entries, .counts = entries + tokens * c->topk, .starts = entries + tokens * (c->topk + 1)};
-    decode_list(ctx, c, in, &lists);
-    each.batch = tokens;
-    each.pages = c->pages * c->stride;
-    each.sequence = each.page = each.stride = 1;
-    each.max_pages = c->topk;
-    listed.block_table = lists.rows;
-    listed.cache_seqlens = lists.counts;
-    listed.split_starts = c->parts > 0 ? lists.starts : NULL;
-    MUST(attend_keys(ctx, &each, &listed, out, by_token));
-    for (int64_t i = 0; i < decode_splits(c) * rows; i++)
-        lse[i / rows * rows + decode_place_of_lse(c, i % rows)] = by_token[i];
-    return ASSAY_OK;
-}
-
 static assay_status attend(assay_context *ctx, const assay_decode_config *c, const assay_decode_inputs *in, double *out,
                            double *lse)
 {
-    return c->topk > 0 ? attend_listed(ctx, c, in, out, lse) : attend_keys(ctx, c, in, out, lse);
+    OWNED_BY(assay_decode_plan_free) assay_decode_plan plan = {0};
+    MUST(assay_decode_plan_make(ctx, c, in, &plan));
+    return c->nope > 0 ? decode_attend_from_kernel(ctx, c, in, &plan, out, lse)
+                       : decode_attend(ctx, c, in, &plan, in->query, out, lse);
 }
 
 assay_status assay_decode_attend(assay_context *ctx, const assay_decode_call *call)
 {
     const assay_decode_config *c = call->config;
-    const assay_decode_inputs *in = call->in;
+    const int64_t rows = c->batch * c->sequence * c->heads, wide = assay_decode_out_dim(c);
     OWNED double *lse = NULL;
-    MUST(assay_decode_check_table(ctx, c, in));
-    if (c->parts > 0) return attend(ctx, c, in, call->partial_out, call->partial_lse);
-    MUST(assay_alloc_f64(ctx, "lse", c->batch * c->sequence * c->heads, &lse));
-    MUST(attend(ctx, c, in, call->attention_out, lse));
-    fill_blind(ctx, c, call->attention_out, lse);
+    MUST(assay_decode_check_table(ctx, c, call->in));
+    if (c->parts > 0) return attend(ctx, c, call->in, call->partial_out, call->partial_lse);
+    MUST(assay_alloc_f64(ctx, "lse", rows, &lse));
+    MUST(attend(ctx, c, call->in, call->attention_out, lse));
+    for (int64_t i = 0; i < rows * wide; i++)
+        if (isinf(lse[decode_place_of_lse(c, i / wide)])) call->attention_out[i] = c->variant.blind;
     place_lse(c, call->lse, lse);
     return ASSAY_OK;
 }
@@ -191,28 +135,11 @@ assay_status assay_decode_attend(assay_context *ctx, const assay_decode_call *ca
 assay_status assay_decode_merge(assay_context *ctx, const assay_decode_call *call)
 {
     const assay_decode_config *c = call->config;
-    const decode_change change = decode_change_of(ctx, c);
-    const int64_t rows = c->batch * c->sequence * c->heads;
-    assay_merge_states_inputs parts = {call->partial_out, call->partial_lse, call->in->sinks};
-    assay_decode_config as = *c;
+    const assay_merge_states_inputs parts = {call->partial_out, call->partial_lse, call->in->sinks};
     OWNED double *lse = NULL;
-    OWNED double *sinks = NULL;
-    OWNED double *misread = NULL;
     if (c->parts == 0) return ASSAY_OK;
-    MUST(assay_alloc_f64(ctx, "lse", rows, &lse));
-    MUST(assay_alloc_f64(ctx, "sinks", c->heads, &sinks));
-    for (int64_t head = 0; head < c->heads && change == SPLIT_SINKS && parts.sinks != NULL; head++)
-        sinks[head] = parts.sinks[head] + assay_log((double)c->parts);
-    if (change == SPLIT_SINKS && parts.sinks != NULL) parts.sinks = sinks;
-    if (change == MERGE_STRIDES) {
-        MUST(assay_alloc_f64(ctx, "misread parts", c->parts * rows * assay_decode_out_dim(c), &misread));
-        misread_last(c, parts.partial_out, misread);
-        parts.partial_out = misread;
-    }
-    if (change == SPLIT_LOST) as.parts--;
-    if (change == OTHER_BASE) as.base_2 = !c->base_2;
-    MUST(decode_merge(ctx, &as, assay_decode_out_dim(c), &parts, call->attention_out, lse));
-    if (change == LSE_OF_LAST) memcpy(lse, call->partial_lse + (c->parts - 1) * rows, (size_t)rows * sizeof *lse);
+    MUST(assay_alloc_f64(ctx, "lse", c->batch * c->sequence * c->heads, &lse));
+    MUST(decode_merge(ctx, c, c->parts, assay_decode_out_dim(c), &parts, call->attention_out, lse));
     place_lse(c, call->lse, lse);
     return ASSAY_OK;
 }

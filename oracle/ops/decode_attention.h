@@ -22,7 +22,7 @@
  * that of the S tokens' own keys. Of a list a split has the entries from i * ceil(count / parts) on. */
 #pragma once
 
-#include "oracle/base/status.h"
+#include "oracle/ops/attention.h"
 
 typedef struct assay_decode_config {
     int64_t batch, sequence, heads, kv_heads; /* B, S, N, Nkv */
@@ -37,7 +37,9 @@ typedef struct assay_decode_config {
     int64_t topk;          /* 0: every key that a query may see */
     double soft_cap;       /* 0: none */
     bool base_2, lse_tokens_first;
-    double empty_row; /* an infinity */
+    double empty_row;    /* an infinity */
+    int64_t value_first; /* of the numbers of a latent key those of its value begin here */
+    assay_attention_variant variant;
 } assay_decode_config;
 
 typedef struct assay_decode_inputs {
@@ -46,23 +48,35 @@ typedef struct assay_decode_inputs {
     const int32_t *block_table, *cache_seqlens;
     const int32_t *indices, *topk_length; /* topk_length NULL: all entries */
     const double *kernel, *sinks;         /* NULL: none */
-    const int32_t *split_starts;          /* [B,parts+1]; NULL: they follow from the length */
 } assay_decode_inputs;
+
+typedef struct assay_key_range {
+    int64_t begin, end;
+} assay_key_range;
+
+/* What is read, in whole numbers: lists of keys, which are sequences, or with topk those of tokens. Everything goes by it, whatever
+ * it was made of. */
+typedef struct assay_decode_plan {
+    int64_t lists, tokens, parts; /* tokens of a list; parts: 1 where none are named */
+    int64_t longest;              /* of whole pages */
+    int64_t *rows;   /* [lists,longest]: page * stride + row of the page, to the end of the last page; below 0: zeros */
+    int64_t *starts; /* [lists,parts+1]: keys of a part begin there, and the last one ends */
+    assay_key_range *seen; /* [lists,tokens,parts]: of these the ones that a token sees */
+    int64_t *heads;        /* [N]: query heads, those of the first head of keys first */
+    double unseen;         /* score of keys of a list that a token does not see */
+    int64_t *numbers;      /* owned; so is seen */
+} assay_decode_plan;
+assay_status assay_decode_plan_make(assay_context *ctx, const assay_decode_config *config,
+                                    const assay_decode_inputs *in, assay_decode_plan *plan);
+void assay_decode_plan_free(assay_decode_plan *plan); /* safe on a zeroed struct */
+int64_t assay_decode_keys(const assay_decode_plan *plan, int64_t list);
+/* Of each part a token sees those that are among these keys. */
+void assay_decode_see(const assay_decode_plan *plan, int64_t list, int64_t token, assay_key_range keys);
+/* The row of heads in which row `row` of a plan has a head. */
+int64_t assay_decode_place(const assay_decode_config *config, int64_t row, int64_t head);
 
 /* Numbers of a row of attention_out. */
 int64_t assay_decode_out_dim(const assay_decode_config *config);
-/* The row of the cache, of heads of W or V numbers, in which a key of a sequence lies. */
-int64_t assay_decode_row(const assay_decode_config *config, const int32_t *block_table, int64_t sequence, int64_t head,
-                         int64_t key);
-
-/* The row that an entry names of the list of a token, of [B,S]; -1: none. */
-int64_t assay_decode_listed_row(const assay_decode_config *config, const assay_decode_inputs *in, int64_t token,
-                                int64_t entry);
-
-/* How many keys of a part a token sees. */
-int64_t assay_decode_keys_of_split(const assay_decode_config *config, const assay_decode_inputs *in, int64_t part,
-                                   int64_t sequence, int64_t token);
-
 assay_status assay_decode_check(assay_context *ctx, const assay_decode_config *config);
 /* "inputs/block_table[1,2] is 9, expected 0 to 7 (pagedattn_num_pages): sequence 1 has 70 keys" */
 assay_status assay_decode_check_table(assay_context *ctx, const assay_decode_config *config,

@@ -8,7 +8,6 @@
 #include "oracle/arithmetic/elementary.h"
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/memory.h"
-#include "oracle/base/step_change.h"
 #include "oracle/ops/activation.h"
 #include "oracle/ops/vector_sums.h"
 
@@ -161,24 +160,13 @@ static double merge_in_turn(const assay_context *ctx, const row *r, double *out,
     return so_far;
 }
 
-/* Of a mutant whose merge reads what nobody has written, or takes infinities from each other. */
-static bool is_poisoned(const assay_context *ctx, const row *r)
-{
-    int64_t empty = 0;
-    for (int64_t p = 0; p < r->config->states; p++) empty += isinf(lse_of(ctx, r, p)) != 0;
-    return (empty > 0 && assay_step_is_changed(ctx, "empty splits", NULL)) ||
-           (empty == r->config->states && assay_step_is_changed(ctx, "blind rows", NULL));
-}
-
 static void merge_row(const assay_context *ctx, const row *r, double *out, double *lse)
 {
     const assay_merge_states_config *c = r->config;
     double largest = -INFINITY;
-    memset(out, 0, (size_t)c->v_dim * sizeof *out);
     *lse = c->empty_row;
-    const bool poisoned = ctx->change != NULL && is_poisoned(ctx, r);
-    for (int64_t d = 0; d < c->v_dim && poisoned; d++) out[d] = NAN;
     for (int64_t p = 0; p < c->states; p++) largest = fmax(largest, lse_of(ctx, r, p));
+    for (int64_t d = 0; d < c->v_dim; d++) out[d] = isinf(largest) ? c->blind : 0;
     if (isinf(largest)) return;
     const double natural =
         assay_uses_second_form(ctx) ? merge_in_turn(ctx, r, out, NULL, NULL) : merge_all(ctx, r, out, largest);

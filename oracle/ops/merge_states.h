@@ -7,7 +7,7 @@
  *   dl_p = w_p (g <dout, partial_out_p> - g D + dL), D = <dout, attention_out>; dpartial_out_p = w_p g dout;
  *   dsink = -sum over rows of D (1 - g)
  * A part without keys has an lse of either infinity: it adds nothing, whatever it holds, NaN too, and its gradients are 0. Where
- * no part has keys, attention_out is 0 and lse is `empty_row`. Sums run over ascending parts.
+ * no part has keys, attention_out is `blind` and lse is `empty_row`. Sums run over ascending parts.
  *
  * Refused: sizes below 1, a partial_lse that is NaN. */
 #pragma once
@@ -18,6 +18,7 @@ typedef struct assay_merge_states_config {
     int64_t states, batch, sequence, heads, v_dim; /* P, B, S, N, Dv */
     bool base_2;
     double empty_row; /* an infinity */
+    double blind;     /* out where no part has keys: 0 */
 } assay_merge_states_config;
 
 typedef struct assay_merge_states_inputs {

@@ -6,7 +6,7 @@ TEST_LABELS(threads);
 
 enum { TOKENS = 2, COLUMNS = 4, SECOND = 2 };
 
-static const int32_t POSITIONS[TOKENS] = {0, 1}, SLOTS[TOKENS] = {3, -1};
+static const int32_t POSITIONS[TOKENS] = {0, 1};
 
 static assay_cache_numbers_config latents(assay_cache_norm norm, bool rotates)
 {
@@ -16,7 +16,9 @@ static assay_cache_numbers_config latents(assay_cache_norm norm, bool rotates)
         .columns = COLUMNS,
         .second = SECOND,
         .norm = norm,
+        .norm_of_row = norm == ASSAY_CACHE_NORM_ROW,
         .rotates = rotates,
+        .rope_at = COLUMNS,
         .rope = {.dim = SECOND, .rope_max_timescale = 10000, .max_position_embeddings = 8}};
 }
 
@@ -30,10 +32,8 @@ static rows made(assay_context *ctx, const assay_cache_numbers_config *config)
 {
     static const double scale[COLUMNS + SECOND] = {1, 2, 1, 1, 1, 3};
     rows r = GIVEN;
-    const assay_quantize_config none = {0};
-    const assay_cache_numbers n = {
-        .numbers = r.numbers, .second = r.second, .scale = scale, .positions = POSITIONS, .slots = SLOTS};
-    assert_ok(ctx, assay_cache_make_numbers(ctx, &n, config, &none));
+    const assay_cache_numbers n = {.numbers = r.numbers, .second = r.second, .scale = scale, .positions = POSITIONS};
+    assert_ok(ctx, assay_cache_make_numbers(ctx, &n, config));
     return r;
 }
 
@@ -77,10 +77,9 @@ TEST(keys_are_turned_in_part)
                                          .rope = {.dim = 2, .rope_max_timescale = 10000, .max_position_embeddings = 8}};
     static const double ones[WIDTH] = {1, 1, 1, 1, 1, 1};
     double x[COUNT], y[COUNT];
-    const assay_quantize_config none = {0};
     for (int i = 0; i < COUNT; i++) x[i] = y[i] = i % 5 - 1.5;
-    const assay_cache_numbers n = {.numbers = y, .scale = ones, .positions = POSITIONS, .slots = SLOTS};
-    assert_ok(&ctx, assay_cache_make_numbers(&ctx, &n, &config, &none));
+    const assay_cache_numbers n = {.numbers = y, .scale = ones, .positions = POSITIONS};
+    assert_ok(&ctx, assay_cache_make_numbers(&ctx, &n, &config));
     for (int row = 0; row < TOKENS * HEADS; row++) {
         double squares = 0, before = 0;
         for (int i = 0; i < WIDTH; i++) squares += y[row * WIDTH + i] * y[row * WIDTH + i];
@@ -96,9 +95,8 @@ TEST_WITH_CONTEXT(refuses_positions_outside)
 {
     assay_cache_numbers_config config = latents(ASSAY_CACHE_NORM_NONE, true);
     static const int32_t far[TOKENS] = {0, 8};
-    const assay_quantize_config none = {0};
     rows r = GIVEN;
-    const assay_cache_numbers n = {.numbers = r.numbers, .second = r.second, .positions = far, .slots = SLOTS};
-    assert_int_equal(assay_cache_make_numbers(&ctx, &n, &config, &none), ASSAY_BAD_INPUT);
+    const assay_cache_numbers n = {.numbers = r.numbers, .second = r.second, .positions = far};
+    assert_int_equal(assay_cache_make_numbers(&ctx, &n, &config), ASSAY_BAD_INPUT);
     assert_string_equal(ctx.message, "inputs/positions[1] is 8, expected 0 to 7 (max_position_embeddings)");
 }

@@ -1,7 +1,6 @@
 /* What attention over a cache refuses, and its splits and lists. Its numbers are the second form's to check. */
 
 #include "oracle/ops/decode_attention.h"
-#include "oracle/ops/decode_internal.h"
 #include "oracle/ops/tests/ops_test.h"
 
 enum { B = 3, S = 2, N = 6, KV = 3, W = 4, P = 8, K = 4, R = 5, M = 3 };
@@ -23,32 +22,36 @@ static const assay_decode_config config = {.batch = B,
                                            .empty_row = INFINITY};
 
 /* Of 13 keys and 3 tokens: ten keys before these in chunks of 4, then their own; a sequence of two keys has no context. */
-TEST(chunks_of_the_context_and_the_new_tokens)
+TEST_WITH_CONTEXT(chunks_of_the_context_and_the_new_tokens)
 {
-    const assay_decode_config c = {.batch = 2, .sequence = 3, .pages = 2, .page = 20, .parts = 6, .chunk = 4};
-    const int32_t lengths[] = {13, 2}, expected[2][6][3] = {{{4, 4, 4}, {4, 4, 4}, {2, 2, 2}, {0}, {0}, {1, 2, 3}},
-                                                            {{0}, {0}, {0}, {0}, {0}, {0, 1, 2}}};
+    assay_decode_config c = config;
+    const int32_t lengths[B] = {13, 2, 0}, expected[2][6][3] = {{{4, 4, 4}, {4, 4, 4}, {2, 2, 2}, {0}, {0}, {1, 2, 3}},
+                                                                {{0}, {0}, {0}, {0}, {0}, {0, 1, 2}}};
     const assay_decode_inputs in = {.cache_seqlens = lengths};
+    OWNED_BY(assay_decode_plan_free) assay_decode_plan plan = {0};
+    c.sequence = 3, c.pages = B, c.page = c.stride = 20, c.max_pages = 0, c.parts = 6, c.chunk = 4;
+    assert_ok(&ctx, assay_decode_plan_make(&ctx, &c, &in, &plan));
     for (int i = 0; i < 2 * 6 * 3; i++) {
-        const int b = i / 18, part = i / 3 % 6, token = i % 3;
-        assert_int_equal(assay_decode_keys_of_split(&c, &in, part, b, token), expected[b][part][token]);
-        const decode_cached d = {.config = &c, .in = &in, .sequence = b};
-        if (part > 0) assert_int_equal(decode_split(&d, part).begin, decode_split(&d, part - 1).end);
+        const assay_key_range *seen = &plan.seen[i];
+        assert_int_equal(seen->end - seen->begin, expected[i / 18][i % 6][i / 6 % 3]);
     }
+    assert_int_equal(plan.rows[plan.longest + 1], 21);
 }
 
 /* Pages of 3 keys in 5 rows: indices 0 to 5 are rows 0 to 2 and 5 to 7. Of two splits the first has 3 of 5 entries, or 2 of 3. */
-TEST(entries_of_lists)
+TEST_WITH_CONTEXT(entries_of_lists)
 {
-    const assay_decode_config c = {
-        .batch = 2, .sequence = 1, .pages = 2, .page = 3, .stride = 5, .topk = 5, .parts = 2};
+    assay_decode_config c = config;
     const int32_t indices[] = {3, -1, 5, 6, 0, 1, INT32_MAX, 4, 2, INT32_MIN}, counts[] = {5, 3};
-    const int rows[2][5] = {{5, -1, 7, -1, 0}, {1, -1, 6, -1, -1}}, some[2][2] = {{2, 1}, {1, 1}};
+    const int rows[2][3] = {{5, 7, 0}, {1, 6}}, starts[2][3] = {{0, 2, 3}, {0, 1, 2}};
     const assay_decode_inputs in = {.indices = indices, .topk_length = counts};
-    for (int i = 0; i < 2 * 5; i++)
-        assert_int_equal(assay_decode_listed_row(&c, &in, i / 5, i % 5), rows[i / 5][i % 5]);
-    for (int i = 0; i < 2 * 2; i++)
-        assert_int_equal(assay_decode_keys_of_split(&c, &in, i % 2, i / 2, 0), some[i / 2][i % 2]);
+    OWNED_BY(assay_decode_plan_free) assay_decode_plan plan = {0};
+    c.batch = c.pages = c.parts = 2, c.sequence = 1, c.page = 3, c.stride = c.topk = 5;
+    assert_ok(&ctx, assay_decode_plan_make(&ctx, &c, &in, &plan));
+    for (int i = 0; i < 2 * 3; i++) {
+        assert_int_equal(plan.starts[i], starts[i / 3][i % 3]);
+        if (i % 3 < starts[i / 3][2]) assert_int_equal(plan.rows[i / 3 * plan.longest + i % 3], rows[i / 3][i % 3]);
+    }
 }
 
 TEST_WITH_CONTEXT(refuses_lengths_and_pages_that_are_none)
