@@ -266,8 +266,8 @@ class Tracer:
         made.number = float(x)
         return made
 
-    def constant(self, array: "np.ndarray[Any, Any]", what: str = "") -> Value:
-        """A number, or whole numbers that the case file has as an input; what: it is, where that is known."""
+    def constant(self, array: "np.ndarray[Any, Any]", what: str = "", anew: bool = False) -> Value:
+        """A number, or whole numbers that the case file has as an input; what: it is, where that is known; anew: with axes of its own."""
         if array.size and (array == array.flat[0]).all():
             return self.number(float(array.flat[0])).seen([()] * array.ndim)
         whole = array.dtype.kind in "biu" or (not what and np.isfinite(array).all() and (array == np.rint(array)).all() and np.abs(array).max() < 2**31)
@@ -290,7 +290,7 @@ class Tracer:
             dims = iter(band.dims)
             return band.seen([next(dims) if n > 1 else () for n in array.shape])
         for values, before in self.constants:
-            if list(values.shape) == shape and (values == array.reshape(shape)).all():
+            if not anew and list(values.shape) == shape and (values == array.reshape(shape)).all():
                 axes = iter(before.axes)
                 return before.seen([(next(axes),) if n > 1 else () for n in array.shape])
         name = next(n for n in (f"constant{i or ''}" for i in itertools.count()) if all(path != "inputs/" + n for path, _, _ in self.inputs))
@@ -669,7 +669,7 @@ class Tracer:
     def flipped(self, x: Value, place: int) -> Value:
         """From the end on."""
         order = [place, *(i for i in range(len(x.dims)) if i != place)]
-        made = self.rows(self.ordered(x, [x.dims[i] for i in order]), self.constant(np.arange(size_of(x.dims[place]))[::-1]))
+        made = self.rows(self.ordered(x, [x.dims[i] for i in order]), self.constant(np.arange(size_of(x.dims[place]))[::-1], anew=True))
         return self.ordered(made, [made.dims[order.index(i)] for i in range(len(order))])
 
     def rolled(self, x: Value, place: int, by: int) -> Value:
@@ -1558,6 +1558,8 @@ def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] 
     if any(v.flows for _, v, _ in tracer.inputs) and not any(v.flows for _, v in outputs):  # a function without gradients
         tracer, outputs = recorded(False)
         settings = {"gradients": "none", **settings}
+    if not outputs:
+        raise lib.BadInput(f"{tracer.at}: all results are whole numbers, expected one that is computed of them, too: the numbers that were chosen, say")
     lines, fused, places = tracer.yaml(outputs, axes or {}, fills or {})
     own = settings.get("fused", [])
     if fused and own != "all":
@@ -1572,11 +1574,27 @@ def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] 
         try:
             held(evaluate, function, example, program({key: settings[key] for key in ("seed", "gradients") if key in settings}))
         except lib.BadInput as why:
+            above = positive(tracer, example, fills or {}) if "expected a finite number" in str(why) else {}
+            if above:  # a logarithm or a root: numbers as those of the example
+                lines[:] = [next((line.replace("]}", f"], {text}}}") for name, text in above.items() if line.startswith(f"  {name}: {{axes:")), line) for line in lines]
+                held(evaluate, function, example, program({key: settings[key] for key in ("seed", "gradients") if key in settings}))
+                return program(settings)
             if settings.get("gradients") == "none" or "needed for gradient computation has been modified by an inplace operation" not in str(why):
                 raise
             settings["gradients"] = "none"  # PyTorch has none of a function that writes over what a gradient needs
             held(evaluate, function, example, program({key: settings[key] for key in ("seed", "gradients") if key in settings}))
     return program(settings)
+
+
+def positive(tracer: Tracer, example: Mapping[str, Any], fills: Mapping[str, Any]) -> dict[str, str]:
+    """How arguments are filled whose numbers in the example are different ones and all above 0."""
+    found = {}
+    for path, value, integers in tracer.inputs:
+        name = path.split("/")[1]
+        numbers = numbers_of(example[name]) if integers is None and name not in fills and name in example else np.zeros(1)
+        if numbers.min() > 0 and numbers.max() > numbers.min():
+            found[name] = f"distribution: uniform, low: {numbers.min():.6g}, high: {numbers.max():.6g}"
+    return found
 
 
 def check_names(function: Callable[..., Any], example: Any, **others: Any) -> None:

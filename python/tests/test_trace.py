@@ -346,6 +346,7 @@ WRITTEN = {
     "softplus": lambda x: torch.where(x > 20, x, torch.log(1 + x.exp())) + torch.where(x <= 30, torch.log1p(x.exp()), x),
     "triangular": lambda x, z: torch.linalg.solve_triangular(torch.eye(4, dtype=x.dtype) + (x @ x.T).tril(-1), z, upper=False)
     + torch.linalg.solve_triangular((z @ z.T).exp().triu(), x, upper=True),
+    "turned round": lambda x: x[:, :4].flip(0, 1) + x.flip(-1)[:, :4],
     "gate": lambda x, z: (lambda t: t * torch.tanh(z) + (1 - t) * x)(torch.sigmoid(x * z)),
 }
 
@@ -457,6 +458,14 @@ def test_long_names_are_cut_at_a_dot():
     assert assay.assert_correct(Deep().bfloat16(), Deep(), torch.ones(3, 4), precision="bf16").verdict == "PASS"
 
 
+def test_numbers_above_0_are_drawn_where_a_logarithm_wants_them():
+    program = str(assay.trace(lambda p, x: (p * p.log()).sum(-1) * x, {"p": torch.rand(4, 8) + 0.1, "x": torch.rand(4)}))
+    assert re.search(r"  p: \{axes: \[T, D\], distribution: uniform, low: 0\.1\d*, high: 1\.\d*\}", program)
+    assert "uniform" not in str(assay.trace(lambda p: p * 2, {"p": torch.rand(4, 8) + 0.1}))
+    with pytest.raises(assay.BadInput, match="expected a finite number"):
+        assay.trace(lambda p: p.log(), {"p": torch.ones(4, 8)})
+
+
 def test_constants_by_value():
     table = torch.tensor([0.1, 0.25, 0.3])
     itself(lambda x: x * (torch.linspace(0, 1, 8, dtype=x.dtype) ** 2), False, x=torch.randn(4, 8))
@@ -534,6 +543,7 @@ REFUSED = {
     "no whole numbers": (lambda x, i: x[i], {"x": X, "i": torch.ones(0, dtype=torch.int64)}, {}, r"i is \[0\], expected a tensor with numbers"),
     "complex": (lambda x: x * 2, {"x": X.to(torch.complex64)}, {}, "x of the example is of torch.complex64"),
     "raises": (lambda x: x * {}["a"], {"x": X}, {}, "KeyError: 'a'"),
+    "whole numbers alone": (lambda x: x.argmax(-1), {"x": X}, {}, "all results are whole numbers, expected one that is computed of them, too"),
     "2-D": (lambda x: F.conv2d(x[None, None], x[None, None, :2, :2]), {"x": X}, {}, "2-D and 3-D convolutions and pooling are none of its steps"),
     "parameter": (LAYER.forward, {"input": X}, {}, r"a parameter \[8\] of a module, which is none of the function's arguments: torch.func.functional_call makes it one"),
     "global": (lambda x: x @ SQUARE, {"x": X}, {}, r"mm: a tensor \[8, 8\] that is none of the function's arguments: give it as one"),
