@@ -35,9 +35,18 @@ DEEPSEEK = dict(hidden_size=32, intermediate_size=48, moe_intermediate_size=16, 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 4096}
 PLAIN = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8, vocab_size=32, num_experts_per_tok=2,
              max_position_embeddings=4096, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
-LITE = {**{name: value for name, value in DEEPSEEK.items() if name != "first_k_dense_replace"}, "mlp_layer_types": ["dense", "sparse"]}
+
+
+def without(keys, name):
+    return {other: value for other, value in keys.items() if other != name}
+
+
+LITE = dict(without(DEEPSEEK, "first_k_dense_replace"), mlp_layer_types=["dense", "sparse"])
 MIXED = dict(PLAIN, intermediate_size=48, moe_intermediate_size=16, n_routed_experts=8, n_shared_experts=2, n_group=4, topk_group=2,
              routed_scaling_factor=2.5, norm_topk_prob=True)
+EXPERTS = dict(PLAIN, intermediate_size=48, moe_intermediate_size=16, num_experts=8)
+MOE_ALONE = ("glm4_moe", "qwen2_moe", "qwen3_next", "minimax_m2", "exaone_moe", "laguna", "hunyuan_v1_moe", "afmoe", "mellum")
+BLOCKS = {"minimax_m2": ".block_sparse_moe"}  # what its checkpoints call .mlp
 
 # model type, keys, layer (None: all of them, a stack), first position
 MODELS = {
@@ -80,8 +89,17 @@ MODELS = {
                                   mlp_layer_types=["dense", "sparse"]), None, 0),
     "sarvam_moe": ("sarvam_moe", dict(MIXED, first_k_dense_replace=1, use_qk_norm=True), 1, 3000),
     "sarvam_moe-no-norm": ("sarvam_moe", dict(MIXED, first_k_dense_replace=1, use_qk_norm=False), 1, 0),
-    "solar_open": ("solar_open", {name: value for name, value in MIXED.items() if name != "intermediate_size"}, 1, 3000),
-    "solar_open-stack": ("solar_open", {name: value for name, value in MIXED.items() if name != "intermediate_size"}, None, 3000),
+    "solar_open": ("solar_open", without(MIXED, "intermediate_size"), 1, 3000),
+    "solar_open-stack": ("solar_open", without(MIXED, "intermediate_size"), None, 3000),
+    "qwen2_moe": ("qwen2_moe", dict(EXPERTS, shared_expert_intermediate_size=32, norm_topk_prob=True), 1, 0),
+    "qwen3_next": ("qwen3_next", dict(EXPERTS, shared_expert_intermediate_size=16, norm_topk_prob=True, linear_num_key_heads=2, linear_num_value_heads=2,
+                                      linear_key_head_dim=8, linear_value_head_dim=8), 1, 0),
+    "minimax_m2": ("minimax_m2", dict(PLAIN, num_local_experts=8, intermediate_size=16), 1, 0),
+    "exaone_moe": ("exaone_moe", dict(EXPERTS, num_shared_experts=1, n_group=1, topk_group=1, routed_scaling_factor=2.5, norm_topk_prob=True), 1, 0),
+    "laguna": ("laguna", dict(without(EXPERTS, "rope_parameters"), shared_expert_intermediate_size=16, moe_routed_scaling_factor=2.5), 1, 0),
+    "hunyuan_v1_moe": ("hunyuan_v1_moe", dict(without(PLAIN, "num_experts_per_tok"), num_experts=8, moe_topk=2, intermediate_size=16), 1, 0),
+    "afmoe": ("afmoe", dict(EXPERTS, num_shared_experts=1, route_scale=2.5, num_dense_layers=1), 1, 0),
+    "mellum": ("mellum", dict(without(EXPERTS, "rope_parameters"), norm_topk_prob=True), 1, 0),
     "gpt_oss": ("gpt_oss", dict(PLAIN, intermediate_size=16, num_local_experts=4, sliding_window=3, max_position_embeddings=131072,
                                 rope_parameters=dict(YARN, rope_theta=150000.0, factor=32.0, truncate=False)), 0, 5000),
     "gpt_oss-global": ("gpt_oss", dict(PLAIN, intermediate_size=16, num_local_experts=4, sliding_window=3, max_position_embeddings=131072,
@@ -116,7 +134,7 @@ def save(kind, keys, folder):
 
 
 def case_of(kind, layer, start, folder, more):
-    op = "moe" if kind == "glm4_moe" else "decoder_stack" if layer is None else "decoder_layer"
+    op = "moe" if kind in MOE_ALONE else "decoder_stack" if layer is None else "decoder_layer"
     lines = [f"case: mine/{kind}", f"op: {op}", f"batch: {BATCH}", f"sequence: {TOKENS}", "model: config.json", "dtype: float32",
              "profiles: [f32]", f"positions: {{start: {start}, step: 1}}"] + more
     path = pathlib.Path(folder) / "case.yml"
@@ -162,9 +180,11 @@ def ours_of(name):
              "q_proj.bias": "self_attention/query/bias", "k_proj.bias": "self_attention/key/bias", "v_proj.bias": "self_attention/value/bias",
              "o_proj.bias": "self_attention/out/bias", "sinks": "self_attention/sinks",
              "gate.weight": "moe/gate/kernel", "router.weight": "moe/gate/kernel", "router.bias": "moe/gate/bias",
+             "router.gate.weight": "moe/gate/kernel", "gate.wg.weight": "moe/gate/kernel", "shared_expert_gate.weight": "moe/shared_expert_gate/kernel",
              "shared_experts.gate_proj.weight": "moe/shared_experts/wi_0/kernel", "shared_experts.up_proj.weight": "moe/shared_experts/wi_1/kernel",
              "shared_experts.down_proj.weight": "moe/shared_experts/wo/kernel", "mlp.gate_proj.weight": "mlp/wi_0/kernel",
              "mlp.up_proj.weight": "mlp/wi_1/kernel", "mlp.down_proj.weight": "mlp/wo/kernel"}
+    name = name.replace("shared_expert.", "shared_experts.").replace("shared_mlp.", "shared_experts.")
     return next((path for end, path in table.items() if name == end or name.endswith("." + end)), None)
 
 
@@ -205,7 +225,7 @@ def hold(assay, name, folder, more):
     save(kind, keys, folder)
     op, case = case_of(kind, layer, start, folder, more)
     golden = str(pathlib.Path(folder) / "golden.h5")
-    where = f"{folder}/model.safetensors:model" + ("" if layer is None else f".layers.{layer}") + (".mlp" if op == "moe" else "")
+    where = f"{folder}/model.safetensors:model" + ("" if layer is None else f".layers.{layer}") + (BLOCKS.get(kind, ".mlp") if op == "moe" else "")
     done = subprocess.run([assay, "generate", str(case), "--weights", where, "-o", golden], capture_output=True, text=True)
     if done.returncode != 0:
         print(f"REFUSED  {name}: {done.stderr.strip()}")
@@ -243,7 +263,7 @@ def main():
         kind, keys, layer, _ = MODELS[name]
         said = {"latent_norm_epsilon": 1e-6} if name.endswith("-said") else {}
         dense = keys.get("first_k_dense_replace", keys.get("mlp_layer_types", []).count("dense"))
-        if kind != "glm4_moe" and layer is not None and 0 < dense <= layer:
+        if kind not in MOE_ALONE and layer is not None and 0 < dense <= layer:
             said["first_num_dense_layers"] = 0  # a layer alone is dense or not by this key
         if name == "gpt_oss-global":
             said["attention_type"] = "global"

@@ -41,7 +41,11 @@ const assay_weight_name assay_weight_names[] = {
     {"mlp.router.bias", "moe/gate/bias", VECTOR, WHOLE, false},
     {"block_sparse_moe.gate.weight", "moe/gate/kernel", LINEAR, WHOLE, false},
     {"mlp.router.gate.weight", "moe/gate/kernel", LINEAR, WHOLE, false},
+    {"mlp.gate.wg.weight", "moe/gate/kernel", LINEAR, WHOLE, false},
     {"mlp.expert_bias", "moe/gate/bias", VECTOR, WHOLE, false},
+    {"mlp.e_score_correction_bias", "moe/gate/bias", VECTOR, WHOLE, false},
+    {"mlp.experts.e_score_correction_bias", "moe/gate/bias", VECTOR, WHOLE, false},
+    {"block_sparse_moe.e_score_correction_bias", "moe/gate/bias", VECTOR, WHOLE, false},
 
     /* experts, each with its own tensors */
     {"mlp.experts.*.gate_proj.weight", "moe/wi_0", LINEAR, WHOLE, false},
@@ -77,6 +81,10 @@ const assay_weight_name assay_weight_names[] = {
     {"mlp.shared_experts.down_proj.weight", "moe/shared_experts/wo/kernel", LINEAR, WHOLE, false},
     {"mlp.shared_experts.gate_up_proj.weight", "moe/shared_experts/wi_0/kernel", LINEAR, FIRST, false},
     {"mlp.shared_experts.gate_up_proj.weight", "moe/shared_experts/wi_1/kernel", LINEAR, SECOND, false},
+    {"mlp.shared_expert.gate_proj.weight", "moe/shared_experts/wi_0/kernel", LINEAR, WHOLE, false},
+    {"mlp.shared_expert.up_proj.weight", "moe/shared_experts/wi_1/kernel", LINEAR, WHOLE, false},
+    {"mlp.shared_expert.down_proj.weight", "moe/shared_experts/wo/kernel", LINEAR, WHOLE, false},
+    {"mlp.shared_expert_gate.weight", "moe/shared_expert_gate/kernel", LINEAR, WHOLE, false},
     {"mlp.shared_mlp.gate_proj.weight", "moe/shared_experts/wi_0/kernel", LINEAR, WHOLE, false},
     {"mlp.shared_mlp.up_proj.weight", "moe/shared_experts/wi_1/kernel", LINEAR, WHOLE, false},
     {"mlp.shared_mlp.down_proj.weight", "moe/shared_experts/wo/kernel", LINEAR, WHOLE, false},

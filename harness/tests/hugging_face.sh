@@ -155,7 +155,7 @@ refuses 'nowhere.safetensors' generate moe/small --weights nowhere.safetensors -
 refuses 'nowhere.safetensors' run moe/small --weights nowhere.safetensors --backend 'true {request} {candidate}'
 refuses 'unknown option --weights' check moe/small --weights model.safetensors
 checkpoint moe/small mixtral
-refuses 'weights/gate/bias: expected model.layers.3.mlp.gate.e_score_correction_bias, model.layers.3.mlp.router.bias, model.layers.3.mlp.expert_bias$' \
+refuses 'weights/gate/bias: expected model.layers.3.mlp.gate.e_score_correction_bias, model.layers.3.mlp.router.bias, model.layers.3.mlp.expert_bias, ' \
   generate moe/small --weights model.safetensors -o x.h5
 checkpoint moe/float32-bias split
 refuses 'weights/gate/bias\[[0-9]+\] is .*, which is no bfloat16 value; give --set dtypes.weights/gate/bias=float32' \
