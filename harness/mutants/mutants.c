@@ -89,7 +89,6 @@
 #define INTEGERS(folders, ...) .integers = {.of = folders, .edit = __VA_ARGS__}
 #define HIDDEN_SCALES(...) .hidden_scales = {.edit = __VA_ARGS__}
 #define STEP(of, named, change, ...) .step = {.how = ASSAY_STEP_##change, .kind = of, .tensors = named, __VA_ARGS__}
-#define CHANGED(of) .step = {.how = ASSAY_STEP_DETACHED, .kind = of}
 #define READS(what)                                                                                                    \
     .step = {.how = ASSAY_STEP_CHANGED, .kind = "reading", .reading = assay_change_reading, .change = ASSAY_READ_##what}
 #define BYTES(change)                                                                                                  \

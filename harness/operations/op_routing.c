@@ -83,6 +83,7 @@ assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, as
         .undivided = m->undivided,
         .masked_at_zero = m->masked_at_zero,
         .division_detached = m->division_detached,
+        .detached = m->router_detached,
         .load_balance_loss_weight = m->fused_moe_func ? 0.0 : m->load_balance_loss_weight,
         .balance_pre_bias = m->load_balance_loss_pre_bias,
         .z_loss_weight = m->router_z_loss_weight,

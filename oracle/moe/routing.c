@@ -6,7 +6,6 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
-#include "oracle/base/step_change.h"
 #include "oracle/moe/balance.h"
 #include "oracle/moe/routing_internal.h"
 #include "oracle/ops/activation.h"
@@ -440,7 +439,7 @@ assay_status assay_routing_backward(assay_context *ctx, double *d_logits, double
     assay_z_loss_backward(ctx, d_logits, d_z_loss, r->log_sums, in->logits, linear ? in->bias : NULL, config);
     if (d_bias != NULL && linear) bias_backward(d_bias, &pass);
     if (d_per_expert_scale != NULL) expert_scale_backward(d_per_expert_scale, &pass);
-    if (assay_step_is_changed(ctx, "router", NULL))
+    if (config->detached)
         memset(d_logits, 0, (size_t)(config->batch * config->sequence * config->num_experts) * sizeof *d_logits);
 cleanup:
     free(pass.scratch);

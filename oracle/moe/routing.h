@@ -82,6 +82,7 @@ typedef struct assay_routing_config {
     bool weigh_biased;            /* deepseek3: weights from biased, as no model has it; harness/mutants/mutants.h */
     bool masked_at_zero;          /* experts of groups that go are chosen by 0, as no model has it; the same */
     bool division_detached;       /* backward takes the divisor for a constant; the same */
+    bool detached;                /* and all that comes of the logits */
     double load_balance_loss_weight; /* > 0 turns lb_loss on (not with hash routing) */
     assay_balance_scope balance_scope;
     bool balance_pre_bias;          /* deepseek3: P of lb_loss from the scores, not from biased */
