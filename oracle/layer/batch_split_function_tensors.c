@@ -163,18 +163,14 @@ static void add_weight_gradients(const bs_run *run, const assay_batch_split_func
     }
 }
 
-/* The axes over which a weight is not split: the shards along them have the same numbers of it. */
+/* The axes over which a weight is not split: the shards along them have the same numbers of it. What is summed over fsdp has been summed
+ * over expert too. */
 static unsigned same_axes(const assay_tensor_row *row, int weight, const bs_bundle_form *form)
 {
     const unsigned data = 1u << ASSAY_AXIS_DATA, fsdp = 1u << ASSAY_AXIS_FSDP, expert = 1u << ASSAY_AXIS_EXPERT;
-    const bool kernel = row->kind == ASSAY_KERNEL, gathered = form->lying == BS_GATHERED;
-    if (!kernel) return data | fsdp | expert;
-    unsigned same = 0;
-    if (!form->sums) same |= data | (gathered ? fsdp : 0);
-    /* what is summed over fsdp has been summed over expert too */
-    if (!gathered && weight < BS_ROUTED) same |= expert;
-    if (gathered && !form->sums && weight < BS_ROUTED) same |= expert;
-    return same;
+    const bool gathered = form->lying == BS_GATHERED, apart = weight >= BS_ROUTED || (gathered && form->sums);
+    if (row->kind != ASSAY_KERNEL) return data | fsdp | expert;
+    return (apart ? 0 : expert) | (form->sums ? 0 : data | (gathered ? fsdp : 0));
 }
 
 static void add_bundle(const assay_function_config *config, const bs_run *run, const char *folder, int place,
