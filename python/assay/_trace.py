@@ -1365,9 +1365,10 @@ class Program:
 
 def shortest(x: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
     """One number that repeats is what the function meant before it was rounded to float32: 1/sqrt(128) or 1e-6, the shortest decimal. A few
-    that differ are decimals, too."""
+    that differ are decimals, too; frequencies are powers of theta."""
     if x.size == 0 or x.dtype.kind in "biuc" or x.dtype == np.float64 or not (x == x.flat[0]).all():
-        return shortened(x) if x.size <= FEW else x
+        powers = frequencies(x)
+        return powers if powers is not None else shortened(x) if x.size <= FEW else x
     rounded = x.flat[0]
     number = float(str(rounded))
     if len(str(rounded).strip("-0.").replace(".", "")) > 6 and 1e-3 < abs(number) < 1e3:
@@ -1375,6 +1376,17 @@ def shortest(x: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
             root = float(np.copysign(round(number ** (1 / power)) ** power, number)) if number ** (1 / power) > 0.5 else 0.0
             number = root if x.dtype.type(root) == rounded else number
     return np.full(x.shape, number)
+
+
+def frequencies(x: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any] | None":
+    """theta^(-2i/R) in full, where these are that in float32."""
+    if x.dtype != np.float32 or x.size < 2 or x.size != max(x.shape) or x.flat[0] != 1:
+        return None
+    theta = importlib.import_module("._trace_rope", __package__).theta_of(np.tile(x.reshape(-1).astype(np.float64), 2), False)
+    if theta is None or theta < 100 or theta != float(f"{theta:.4g}"):  # no number that someone writes
+        return None
+    powers = theta ** (-np.arange(x.size).reshape(x.shape) / x.size)
+    return powers if np.allclose(powers, x, 1e-6, 0) else None
 
 
 def shortened(x: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":

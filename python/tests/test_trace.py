@@ -458,6 +458,25 @@ def test_long_names_are_cut_at_a_dot():
     assert assay.assert_correct(Deep().bfloat16(), Deep(), torch.ones(3, 4), precision="bf16").verdict == "PASS"
 
 
+@pytest.mark.parametrize("theta, size", [(10000.0, 128), (500000.0, 64), (1e6, 6)])
+def test_a_rotary_module_has_frequencies_of_float32(theta, size):
+    class Rotary(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("inv_freq", 1.0 / theta ** (torch.arange(0, size, 2).float() / size))
+
+        def forward(self, x, at):
+            angle = (self.inv_freq[None, :, None].expand(1, -1, 1) @ at[:, None, :].float()).transpose(1, 2)
+            angle = torch.cat([angle, angle], -1)
+            a, b = x.chunk(2, -1)
+            return x * angle.cos().to(x.dtype) + torch.cat([-b, a], -1) * angle.sin().to(x.dtype)
+
+    program = str(assay.trace(Rotary(), [torch.randn(1, 5, size), torch.arange(5)[None]]))
+    assert f"theta={theta!r}" in program
+    decay = torch.tensor([1.0, 0.7, 0.49, 0.343, 0.2401, 0.16807])  # no powers of a theta: the decimals of what they are
+    assert "0.16807" in str(assay.trace(lambda x: x * decay, {"x": torch.randn(4, 6)}))
+
+
 def test_numbers_above_0_are_drawn_where_a_logarithm_wants_them():
     program = str(assay.trace(lambda p, x: (p * p.log()).sum(-1) * x, {"p": torch.rand(4, 8) + 0.1, "x": torch.rand(4)}))
     assert re.search(r"  p: \{axes: \[T, D\], distribution: uniform, low: 0\.1\d*, high: 1\.\d*\}", program)
