@@ -96,10 +96,9 @@ assay_status layer_forward(assay_context *ctx, const stack_run *run, int64_t lay
 static double gate_left_out(const layer_run *l)
 {
     const stack_run *run = l->stack;
-    const assay_source *in = run->in;
     char path[ASSAY_PATH_SIZE];
     snprintf(path, sizeof path, "inputs/%srouting_weights", l->prefix);
-    if (assay_layer_is_dense(run->config, l->layer) || !in->has(in->self, path)) return 0;
+    if (assay_layer_is_dense(run->config, l->layer) || !run->in->has(run->in->self, path)) return 0;
     return 2 * (double)run->size * (double)run->config->moe.routing.num_experts;
 }
 

@@ -96,7 +96,8 @@ static const double *lend(void *self, const char *path, int64_t first, int64_t c
     const view *v = self;
     char outside[ASSAY_PATH_SIZE];
     layer_path(v, path, outside);
-    return is_inside(path) || v->in->lend == NULL ? NULL : v->in->lend(v->in->self, outside, first, count);
+    if (is_inside(path)) return given(v, path) == NULL ? NULL : given(v, path) + first;
+    return v->in->lend == NULL ? NULL : v->in->lend(v->in->self, outside, first, count);
 }
 
 /* Gradients that a recipe quantises are checkpoints. */
@@ -168,23 +169,19 @@ bool layer_moe_wants_gradient(const stack_run *run, const char *prefix)
     return assay_moe_wants_gradient(&run->config->moe, &in, &out);
 }
 
-static assay_status run_block(assay_context *ctx, const graph_call *c, bool backward)
+/* Back where something flows back. */
+static assay_status run_block(assay_context *ctx, const graph_call *c)
 {
     const assay_stack_config *config = c->step->with.block;
-    view v = {.call = c, .in = c->run->in, .out = c->run->out, .prefix = c->run->prefix, .backward = backward};
+    view v = {.call = c, .in = c->run->in, .out = c->run->out, .prefix = c->run->prefix, .backward = c->dy[0] != NULL};
     const assay_source in = source_of(&v);
     const assay_sink out = sink_of(&v);
     return assay_moe_run(ctx, &config->moe, &config->sharding, &in, &out);
 }
 
-static assay_status forward(assay_context *ctx, const graph_call *c)
-{
-    return run_block(ctx, c, false);
-}
-
 static assay_status backward(assay_context *ctx, const graph_call *c)
 {
-    MUST(run_block(ctx, c, true));
+    MUST(run_block(ctx, c));
     graph_round_gradient(ctx, c, 0);
     for (int t = 1; t < c->graph->tensor_count; t++)
         if (c->graph->tensors[t].role == GRAPH_ASIDE) free(graph_take(c->run, t));
@@ -207,7 +204,7 @@ static double backward_operations(const graph *g, const graph_step *step)
 
 const graph_kind assay_kind_experts = {.name = "experts",
                                        .reads = 1,
-                                       .forward = forward,
+                                       .forward = run_block,
                                        .backward = backward,
                                        .operations = operations,
                                        .backward_operations = backward_operations};
@@ -221,15 +218,10 @@ double layer_moe_recomputed(const assay_stack_config *config, const bool kept[AS
     const double shared = 2 * tokens * dim * (double)moe->shared_mlp_dim;
     const double rows = tokens * (double)(moe->path == ASSAY_MOE_DENSE ? routing->num_experts : assay_moe_slots(moe));
     const double routed = 2 * rows * dim * (double)moe->moe_mlp_dim;
-    double sum = 2 * tokens * dim * (double)routing->num_experts; /* the gate, whose logits have no name */
-    if (!kept[ASSAY_REMAT_MLPWI_0]) sum += shared;
-    if (!kept[ASSAY_REMAT_MLPWI_1]) sum += shared;
-    if (moe->fused_weights) {
-        if (!kept[ASSAY_REMAT_MOE_MLPWI]) sum += 2 * routed;
-    } else {
-        if (!kept[ASSAY_REMAT_MOE_MLPWI_0]) sum += routed;
-        if (!kept[ASSAY_REMAT_MOE_MLPWI_1]) sum += routed;
-    }
-    if (!kept[ASSAY_REMAT_MOE_MLPWO]) sum += routed; /* the gradient of the routing weights needs it */
-    return sum;
+    const double gate = 2 * tokens * dim * (double)routing->num_experts; /* whose logits have no name */
+    const int up = moe->fused_weights ? 2 * !kept[ASSAY_REMAT_MOE_MLPWI]
+                                      : !kept[ASSAY_REMAT_MOE_MLPWI_0] + !kept[ASSAY_REMAT_MOE_MLPWI_1];
+    /* the gradient of the routing weights needs moe_mlpwo */
+    return gate + shared * (!kept[ASSAY_REMAT_MLPWI_0] + !kept[ASSAY_REMAT_MLPWI_1]) +
+           routed * (up + !kept[ASSAY_REMAT_MOE_MLPWO]);
 }

@@ -49,12 +49,14 @@ bool layer_wants_boundary(const stack_run *run, const char *path)
 
 bool layer_wants_gradient(const stack_run *run, int64_t layer)
 {
-    graph g;
-    assay_layer_graph(&g, run->config, layer);
-    const assay_tensor_table table = graph_weight_table(&g);
+    const bool split = layer >= layer_plain_end(run->config);
+    graph own;
+    if (split) assay_layer_graph(&own, run->config, layer);
+    const graph *g = split ? &own : layer_graph(run, layer);
+    const assay_tensor_table table = graph_weight_table(g);
     char prefix[ASSAY_LAYER_PREFIX_SIZE], path[ASSAY_PATH_SIZE];
     assay_layer_prefix(run->config, layer, prefix);
-    const graph_run r = {.graph = &g, .out = run->out, .prefix = prefix};
+    const graph_run r = {.graph = g, .out = run->out, .prefix = prefix};
     snprintf(path, sizeof path, "gradients/checkpoints/%s%s", prefix,
              assay_remat_names[ASSAY_REMAT_DECODER_LAYER_INPUT]);
     return layer_wants_boundary(run, path) || assay_wants_any_gradient(run->in, run->out, prefix, &table) ||

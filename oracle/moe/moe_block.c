@@ -71,13 +71,29 @@ static assay_status read_replicas(assay_context *ctx, moe_block *block)
     return ASSAY_OK;
 }
 
+/* [T,D], where the source lends it or as it is read. */
+static assay_status look_at(assay_context *ctx, const moe_block *block, const char *path, double **own,
+                            const double **values)
+{
+    const assay_source *in = block->in;
+    const int64_t count = block->tokens * block->emb_dim;
+    *values = in->lend == NULL ? NULL : in->lend(in->self, path, 0, count);
+    if (*values == NULL) MUST(assay_read_needed(ctx, in, path, count, own));
+    if (*values == NULL) *values = *own;
+    return ASSAY_OK;
+}
+
 /* An output without a cotangent is not differentiated. Outputs of choices get the late factor's share of it. */
 static assay_status read_dy(assay_context *ctx, moe_block *block)
 {
     const int64_t count = block->tokens * block->emb_dim;
     const double late = block->config->late_factor;
-    MUST(assay_read_whole(ctx, block->in, "cotangents/y", count, &block->dy));
-    if (block->dy == NULL) MUST(assay_alloc_zeros(ctx, "cotangents/y", count, &block->dy));
+    if (block->in->has(block->in->self, "cotangents/y")) {
+        MUST(look_at(ctx, block, "cotangents/y", &block->own_dy, &block->dy));
+    } else {
+        MUST(assay_alloc_zeros(ctx, "cotangents/y", count, &block->own_dy));
+        block->dy = block->own_dy;
+    }
     if (late == 0) return ASSAY_OK;
     MUST(assay_alloc_f64(ctx, "cotangents of the experts", count, &block->scaled_dy));
     for (int64_t i = 0; i < count; i++) block->scaled_dy[i] = late * block->dy[i];
@@ -90,7 +106,7 @@ static assay_status open_block(assay_context *ctx, moe_block *block)
     const int64_t count = block->tokens * block->emb_dim;
     find_needs(block);
     MUST(read_replicas(ctx, block));
-    MUST(assay_read_needed(ctx, block->in, "inputs/x", count, &block->x));
+    MUST(look_at(ctx, block, "inputs/x", &block->own_x, &block->x));
     /* The dense path adds them up as experts come. */
     if (block->need_y) MUST(assay_alloc_zeros(ctx, "outputs/y", count, &block->y));
     if (block->need_row_dx) MUST(assay_alloc_zeros(ctx, "gradients/inputs/x", count, &block->dx));
@@ -106,8 +122,8 @@ static void close_block(moe_block *block)
     moe_router_free(&block->router);
     moe_route_free(block);
     assay_replicas_free(&block->replicas);
-    free(block->x);
-    free(block->dy);
+    free(block->own_x);
+    free(block->own_dy);
     free(block->scaled_dy);
     free(block->y);
     free(block->dx);

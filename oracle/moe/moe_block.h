@@ -181,7 +181,8 @@ struct moe_block {
     /* What somebody looks at, and what that needs. */
     bool need_y, need_dx, need_router_gradient, need_row_dx, need_forward, need_backward;
 
-    double *x, *dy;          /* [T,D] */
+    const double *x, *dy; /* [T,D]: lent by the source, or the block's own */
+    double *own_x, *own_dy;
     double *scaled_dy;       /* [T,D] times late_factor; NULL: dy */
     double *gate, *scaled_x; /* llama4: sigmoid(weight) [T], and x times that */
     moe_router router;

@@ -31,11 +31,9 @@ static assay_status read_given(assay_context *ctx, moe_block *block)
     const assay_source *in = block->in;
     const int64_t choices = block->tokens * block->chosen;
     router->choice_is_input = in->has(in->self, own);
-    if (in->has(in->self, held)) {
-        MUST(assay_read_needed_i32(ctx, in, held, choices, &router->given_experts));
-    } else if (router->choice_is_input || in->has(in->self, weights)) {
-        MUST(assay_read_needed_i32(ctx, in, own, choices, &router->given_experts));
-    }
+    const bool is_held = in->has(in->self, held);
+    if (is_held || router->choice_is_input || in->has(in->self, weights))
+        MUST(assay_read_needed_i32(ctx, in, is_held ? held : own, choices, &router->given_experts));
     return assay_read_whole(ctx, in, weights, choices, &router->given_weights);
 }
 

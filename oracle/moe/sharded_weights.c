@@ -71,7 +71,7 @@ static assay_status move(assay_context *ctx, const assay_kernel_layout *l, const
 /* Keeps the gradients of kernels, and hands on the rest. */
 typedef struct gathering_sink {
     const assay_sink *out;
-    assay_tensor_set gradients;
+    assay_tensor_set *gradients;
 } gathering_sink;
 
 static bool gathering_wants(void *self, const char *path)
@@ -84,7 +84,7 @@ static assay_status gathering_write(assay_context *ctx, void *self, const char *
                                     const double *values)
 {
     gathering_sink *sink = self;
-    const assay_sink kept = assay_tensor_set_sink(&sink->gradients);
+    const assay_sink kept = assay_tensor_set_sink(sink->gradients);
     const assay_sink *to = kept.wants(kept.self, path) ? &kept : sink->out;
     return to->write(ctx, to->self, path, count, values);
 }
@@ -117,7 +117,7 @@ static assay_status gather(assay_context *ctx, const assay_moe_config *config, c
         MUST(move(ctx, &layout, sharding, true, kernel->count, kernel->values));
         if (!assay_wants(sink->out, gradient)) continue;
         assay_tensor_call(&spec, gradient);
-        MUST(assay_tensor_set_add(ctx, &sink->gradients, &spec, NULL));
+        MUST(assay_tensor_set_add(ctx, sink->gradients, &spec, NULL));
     }
     return ASSAY_OK;
 }
@@ -132,7 +132,7 @@ static assay_status scatter(assay_context *ctx, const assay_moe_config *config, 
         if (row.name == NULL) continue;
         const assay_kernel_layout layout = assay_kernel_layout_of(config, sharding, weight);
         assay_tensor_path("gradients/weights/", "", &row, path);
-        assay_tensor *gradient = assay_tensor_set_find(&sink->gradients, path);
+        assay_tensor *gradient = assay_tensor_set_find(sink->gradients, path);
         if (gradient == NULL) continue;
         MUST(move(ctx, &layout, sharding, false, gradient->count, gradient->values));
         MUST(sink->out->write(ctx, sink->out->self, path, gradient->count, gradient->values));
@@ -140,16 +140,11 @@ static assay_status scatter(assay_context *ctx, const assay_moe_config *config, 
     return ASSAY_OK;
 }
 
-static void close_sink(gathering_sink *sink)
-{
-    assay_tensor_set_free(&sink->gradients);
-}
-
 assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_sharding *sharding,
                            const assay_source *in, const assay_sink *out)
 {
-    OWNED_BY(assay_tensor_set_free) assay_tensor_set kernels = {0};
-    OWNED_BY(close_sink) gathering_sink gathering = {.out = out};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set kernels = {0}, gradients = {0};
+    gathering_sink gathering = {out, &gradients};
     MUST(assay_sharded_moe_check(ctx, config, sharding));
     if (!sharding->weights_on_shards) return moe_block_run(ctx, config, sharding, in, out);
     MUST(gather(ctx, config, sharding, in, &kernels, &gathering));
