@@ -800,8 +800,9 @@ class Recorder(TorchDispatchMode):
 
     def on_expand(self, out: Any, x: Any, _shape: Any) -> Value:
         v = self.of(x)
-        dims = [()] * (len(out.shape) - len(v.dims)) + list(v.dims)
-        return self.t.ordered(v, [(Axis(n),) if not d and n != 1 else d for d, n in zip(dims, out.shape)])
+        v = v.seen([()] * (len(out.shape) - len(v.dims)) + list(v.dims))
+        v = self.t.renamed(v, [() if size_of(d) == 1 != n else d for d, n in zip(v.dims, out.shape)])  # an axis of size 1 is repeated
+        return self.t.ordered(v, [(Axis(n),) if not d and n != 1 else d for d, n in zip(v.dims, out.shape)])
 
     def on_slice(self, out: Any, x: Any, place: int = 0, first: Any = None, end: Any = None, step: int = 1) -> Value:
         size = x.shape[place]

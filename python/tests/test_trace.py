@@ -477,6 +477,10 @@ def test_a_rotary_module_has_frequencies_of_float32(theta, size):
     assert "0.16807" in str(assay.trace(lambda x: x * decay, {"x": torch.randn(4, 6)}))
 
 
+def test_an_axis_of_size_1_is_repeated():
+    itself(lambda x, first: torch.cat([first.expand(4, -1, -1), x], 1), False, x=torch.randn(4, 2, 3), first=torch.randn(1, 1, 3))
+
+
 def test_numbers_above_0_are_drawn_where_a_logarithm_wants_them():
     program = str(assay.trace(lambda p, x: (p * p.log()).sum(-1) * x, {"p": torch.rand(4, 8) + 0.1, "x": torch.rand(4)}))
     assert re.search(r"  p: \{axes: \[T, D\], distribution: uniform, low: 0\.1\d*, high: 1\.\d*\}", program)
