@@ -98,7 +98,7 @@ def test_integers_are_narrowed_where_they_fit() -> None:
         (np.array([None]), "of object"),
         (np.array([1], np.longdouble), "elements of"),
         (np.array([1], np.uint8), "assay.bits"),
-        (np.zeros([1] * 7), "7 axes"),
+        (np.zeros([1] * 13), "13 axes"),
         (torch.tensor([1j]), "expected one of"),
         (torch.zeros(2, 3).to_sparse(), "outputs/y is a tensor of torch.sparse_coo, expected a dense one"),
         (torch.zeros(2, device="meta"), "outputs/y is on the device meta"),
