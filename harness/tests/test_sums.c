@@ -112,6 +112,18 @@ static const results_of NO_SUMS[] = {
     {"program/linear-scan", "checkpoints/a"},
     {"program/gated-delta-net", "checkpoints/[gb]*"},
     {"program/hyper-connections", "checkpoints/e"},
+    {"program/mhc*", "checkpoints/flat"}, /* reshaped */
+    {"program/adamw", "*"},               /* number by number */
+    {"program/muon*", "checkpoints/[bu]"},
+    {"program/muon*", "outputs/buffer"},
+    {"program/muon*", "gradients/weights/w"},
+    {"program/linear-cross-entropy*", "checkpoints/counts"}, /* whole numbers, as all that follow */
+    {"program/sparse-attention*", "checkpoints/[sc]*n"},
+    {"program/indexer-loss", "checkpoints/seen"},
+    {"program/lora-by-token", "checkpoints/own"},
+    {"program/mtp", "checkpoints/c[0-2]"},
+    {"program/compressed-attention", "checkpoints/near"},
+    {"program/compressed-attention", "checkpoints/past"},
     {"gqa/one-token", "gradients/weights/*bias"},
     {"*one-expert*", "outputs/weights"},
     {"*", "routing/*weights"}, /* routing has them as outputs, divided by a sum or not */
