@@ -262,7 +262,7 @@ KERNELS = {
     "muon": (muon, {"by_element": True}, "the second power is that of each element", "checkpoints/x5"),
     "adamw": (adamw, {"corrected": False}, "the second moment is not corrected", "checkpoints/change"),
     "linear-cross-entropy": (linear_cross_entropy, {"ignored": False}, "labels of -100 count in the mean", "outputs/loss"),
-    "ssd": (ssd, {"stale": True}, "the state is not decayed where a chunk ends", "checkpoints/y"),
+    "ssd": (ssd, {"chunk": 4, "stale": True}, "the state is not decayed where a chunk ends", "checkpoints/y"),
     "top-k-softmax": (top_k_softmax, {"over_all": True}, "the softmax is over all, and the best are not renormalised", "checkpoints/weights"),
     "norm-rope-quantise": (norm_rope_quantise, {"rounded_up": 1}, "scales are rounded up", "checkpoints/y/scale"),
     "swiglu-quantise": (swiglu_quantise, {"of_activation": True}, "a token's scale is that of the activation alone", "checkpoints/q/scale"),
