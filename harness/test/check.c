@@ -37,7 +37,7 @@ static assay_status read_spec(assay_context *ctx, int32_t index, const assay_bac
     if (strlen(given->path) >= ASSAY_PATH_SIZE) return refuse(ctx, index, given, "the path is too long");
     if (!assay_dtype_of_backend(given->type, &spec->type)) return refuse(ctx, index, given, "a type that is none");
     if (given->rank < 0 || given->rank > ASSAY_MAX_RANK || (given->rank > 0 && given->dims == NULL)) {
-        return refuse(ctx, index, given, "a rank from 0 to 6 and as many dims are expected");
+        return refuse(ctx, index, given, "a rank from 0 to 12 and as many dims are expected");
     }
     assay_tensor_call(spec, given->path);
     spec->shape.rank = given->rank;

@@ -417,7 +417,7 @@ TEST(test_results_that_are_none_are_refused)
 {
     static const float values[4] = {0};
     static const int64_t four[1] = {4}, negative[1] = {-4}, huge[2] = {INT64_MAX / 2, 5},
-                         seven[7] = {1, 1, 1, 1, 1, 1, 4};
+                         many[13] = {4, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     char long_path[400];
     memset(long_path, 'a', sizeof long_path - 1);
     long_path[sizeof long_path - 1] = '\0';
@@ -430,9 +430,9 @@ TEST(test_results_that_are_none_are_refused)
         {{{"outputs/y", (assay_backend_type)17, 1, four, values}}, 1, "a type that is none"},
         {{{NULL, f32, 1, four, values}}, 1, "a path is missing"},
         {{{long_path, f32, 1, four, values}}, 1, "the path is too long"},
-        {{{"outputs/y", f32, 7, seven, values}}, 1, "a rank from 0 to 6"},
-        {{{"outputs/y", f32, -1, four, values}}, 1, "a rank from 0 to 6"},
-        {{{"outputs/y", f32, 1, NULL, values}}, 1, "a rank from 0 to 6"},
+        {{{"outputs/y", f32, 13, many, values}}, 1, "a rank from 0 to 12"},
+        {{{"outputs/y", f32, -1, four, values}}, 1, "a rank from 0 to 12"},
+        {{{"outputs/y", f32, 1, NULL, values}}, 1, "a rank from 0 to 12"},
         {{{"outputs/y", f32, 1, negative, values}}, 1, "outputs/y"},
         {{{"outputs/y", f32, 2, huge, values}}, 1, "outputs/y"},
         {{{"outputs/y", f32, 1, four, NULL}}, 1, "data is NULL"},

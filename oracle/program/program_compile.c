@@ -410,6 +410,7 @@ assay_status assay_program_compile(assay_context *ctx, assay_program *p, assay_p
     const assay_program_node none = {.given = -1, .readers = 1};
     int first;
     *place = (assay_program_place){-1, 0, -1};
+    assay_program_drop_graph(p); /* of what it was before */
     p->node_count = 0;
     MUST(add_node(&c, &none, &first));
     for (int i = 0; i < p->line_count; i++) {
