@@ -248,7 +248,7 @@ static assay_status call(assay_context *ctx, const graph_call *c,
     const graph_step *step = c->step;
     const bool sums = step->sums != ASSAY_FLOAT64;
     assay_emulation own;
-    if (given != NULL && ctx->arithmetic->round != NULL && (step->staged || sums)) {
+    if (given != NULL && ctx->arithmetic == &assay_arithmetic_emulated && (step->staged || sums)) {
         own = *given;
         own.staged |= step->staged;
         if (sums) own.sums = step->sums;
