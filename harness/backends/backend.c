@@ -8,12 +8,12 @@
 #include <unistd.h>
 
 #include "fixtures/fixture.h"
+#include "fixtures/leftovers.h"
 #include "harness/backends/backend_end.h"
 #include "harness/backends/backend_files.h"
 #include "harness/backends/examine_file.h"
 #include "harness/backends/process.h"
 #include "harness/backends/server.h"
-#include "oracle/base/leftovers.h"
 #include "oracle/base/memory.h"
 
 bool assay_backend_is_shared_object(const char *spec)
@@ -104,7 +104,7 @@ static assay_status fill_command(assay_context *ctx, const char *spec, const cha
 /* One run: its files lie in a folder of its own, and what it gave is known by its checksums. */
 typedef struct one_run {
     char folder[2304], candidate[2560], log[2560];
-    int place; /* of the folder (oracle/base/leftovers.h) */
+    int place; /* of the folder (fixtures/leftovers.h) */
     assay_candidate_sums sums;
 } one_run;
 

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "fixtures/files.h"
-#include "oracle/base/leftovers.h"
+#include "fixtures/leftovers.h"
 #include "oracle/base/tensor.h"
 
 /* In a temporary folder of ours, and from when on it is locked: what lies there without is none of ours. */

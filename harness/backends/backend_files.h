@@ -13,7 +13,7 @@ typedef struct assay_backend_folder {
     char path[2048]; /* "": there is none */
     bool temporary;
     int lock;  /* descriptor; held as long as it is open */
-    int place; /* oracle/base/leftovers.h */
+    int place; /* fixtures/leftovers.h */
 } assay_backend_folder;
 
 /* `keep`, or a new temporary one where that is NULL. Refuses a folder that another process uses; what dead ones left in it of

@@ -17,9 +17,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "fixtures/leftovers.h"
 #include "harness/backends/bounded_log.h"
 #include "oracle/base/clock.h"
-#include "oracle/base/leftovers.h"
 
 #define PATIENCE 3.0 /* seconds that a supervisor has to end what it started */
 

@@ -36,7 +36,7 @@ assay_status assay_process_call(assay_context *ctx, int (*work)(void *), void *d
 typedef struct assay_process {
     int pid;                  /* of its supervisor, which ends when it has ended; 0: none */
     int line;                 /* to the supervisor */
-    int place;                /* of the line (oracle/base/leftovers.h) */
+    int place;                /* of the line (fixtures/leftovers.h) */
     int input, output, error; /* our ends of its pipes */
 } assay_process;
 

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "compare/printable.h"
+#include "fixtures/whole_file.h"
 #include "harness/backends/backend_files.h"
 #include "harness/backends/server.h"
 #include "harness/commands/command.h"
@@ -15,7 +16,6 @@
 #include "harness/fuzz/fuzz.h"
 #include "harness/plan/plan_make.h"
 #include "oracle/base/memory.h"
-#include "oracle/base/whole_file.h"
 
 #define USUAL_SECONDS 60.0
 #define SHARED_BYTES (INT64_C(256) << 20)

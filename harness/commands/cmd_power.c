@@ -4,12 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fixtures/whole_file.h"
 #include "harness/commands/command.h"
 #include "harness/fixes/fixes.h"
 #include "harness/plan/golden_open.h"
 #include "harness/plan/golden_read.h"
 #include "harness/power/power_test.h"
-#include "oracle/base/whole_file.h"
 
 static const char *outcome_name(assay_mutant_outcome outcome)
 {

@@ -6,6 +6,7 @@
 
 #include "cases/yaml_reader.h"
 #include "compare/printable.h"
+#include "fixtures/leftovers.h"
 #include "harness/backends/backend_files.h"
 #include "harness/backends/expected_failures.h"
 #include "harness/backends/server.h"
@@ -14,7 +15,6 @@
 #include "harness/commands/report_parcel.h"
 #include "harness/commands/run_case.h"
 #include "harness/plan/progress.h"
-#include "oracle/base/leftovers.h"
 #include "oracle/base/memory.h"
 
 /* A signal can say so in no other way. */

@@ -2,9 +2,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fixtures/whole_file.h"
 #include "harness/commands/command.h"
 #include "oracle/base/memory.h"
-#include "oracle/base/whole_file.h"
 #include "oracle/layer/schedule_events.h"
 
 #define EVENTS "schedule/events"

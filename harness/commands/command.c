@@ -6,8 +6,8 @@
 
 #include "cases/yaml_reader.h"
 #include "compare/profile_yaml.h"
+#include "fixtures/whole_file.h"
 #include "harness/backends/server.h"
-#include "oracle/base/whole_file.h"
 
 int assay_exit_of(assay_verdict verdict)
 {

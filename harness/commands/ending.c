@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "oracle/base/leftovers.h"
+#include "fixtures/leftovers.h"
 
 /* Handlers are given nothing. */
 static const char *running; /* NULL: the end is meant */

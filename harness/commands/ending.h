@@ -1,4 +1,4 @@
-/* A process that ends otherwise than by returning from main leaves nothing behind (oracle/base/leftovers.h). */
+/* A process that ends otherwise than by returning from main leaves nothing behind (fixtures/leftovers.h). */
 #pragma once
 
 #include <stdbool.h>

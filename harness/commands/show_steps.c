@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fixtures/whole_file.h"
 #include "harness/judge/case_steps.h"
 #include "oracle/base/memory.h"
-#include "oracle/base/whole_file.h"
 
 static const char *mark_of(const assay_step_tensor *t)
 {

@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "compare/thresholds.h"
-#include "harness/operations/hidden.h"
 #include "harness/plan/code_ranges.h"
+#include "harness/scales/hidden.h"
 #include "harness/scales/hidden_spread.h"
 #include "oracle/base/memory.h"
 #include "oracle/ops/quantised_spread.h"

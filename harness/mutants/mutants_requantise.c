@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
-#include "harness/operations/hidden.h"
 #include "harness/operations/op_support.h"
+#include "harness/scales/hidden.h"
 #include "oracle/base/memory.h"
 
 static void path_of_branch(const assay_tensor_spec *h, const char *name, char path[ASSAY_PATH_SIZE])

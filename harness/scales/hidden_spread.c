@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/operations/hidden.h"
 #include "harness/scales/ensemble.h"
+#include "harness/scales/hidden.h"
 #include "oracle/ops/quantised_spread.h"
 
 enum { MEMBERS = 16 };

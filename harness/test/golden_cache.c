@@ -14,11 +14,11 @@
 #include "compare/profile_yaml.h"
 #include "fixtures/digest.h"
 #include "fixtures/files.h"
+#include "fixtures/leftovers.h"
 #include "harness/backends/backend_files.h"
 #include "harness/golden/golden.h"
 #include "harness/version/version.h"
 #include "oracle/arithmetic/arithmetic.h"
-#include "oracle/base/leftovers.h"
 #include "oracle/base/memory.h"
 
 #define SUFFIX ".golden.h5"

@@ -2,9 +2,9 @@
 #include <unistd.h>
 
 #include "compare/profile.h"
+#include "fixtures/leftovers.h"
 #include "harness/equivalences/equivalence_backend.h"
 #include "harness/tests/harness_test.h"
-#include "oracle/base/leftovers.h"
 
 static const char mlp[] =
     "{case: mlp/x, op: mlp, batch: 1, sequence: 3, seed: 5, dtype: bfloat16, profiles: none, model: "

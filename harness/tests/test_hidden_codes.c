@@ -2,9 +2,9 @@
 
 #include "harness/fixes/hidden_codes.h"
 #include "harness/judge/judge.h"
-#include "harness/operations/hidden.h"
 #include "harness/plan/inputs.h"
 #include "harness/scales/ensemble.h"
+#include "harness/scales/hidden.h"
 #include "harness/scales/hidden_spread.h"
 #include "harness/tests/golden_trial.h"
 

@@ -1,4 +1,4 @@
-#include "harness/operations/hidden.h"
+#include "harness/scales/hidden.h"
 
 #include <stdio.h>
 #include <string.h>
