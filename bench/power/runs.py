@@ -182,8 +182,8 @@ def perform(task):
     """All that is done with one golden."""
     made = {"case": task.name(), "seed": task.seed, "runs": [], "mutants": []}
     with tempfile.TemporaryDirectory(prefix="power-") as folder:
-        golden = Golden(task, folder)
         try:
+            golden = Golden(task, folder)
             made["self_test"] = golden.self_test()
         except Unsupported as reason:
             return made | {"unsupported": str(reason)}
