@@ -11,7 +11,8 @@
 #include "oracle/base/memory.h"
 #include "oracle/program/program.h"
 
-bool assay_distribution_has_range(assay_distribution d)
+/* Whether low and high, or values, mean anything to it. */
+static bool has_range(assay_distribution d)
 {
     switch (d) {
     case ASSAY_UNIFORM:
@@ -115,7 +116,7 @@ static assay_status check_fill(const assay_yaml *y, const yaml_node_t *at, const
         return assay_yaml_refuse(y, at, "%s: %s", input->path,
                                  has->values ? "values are for the distribution values" : "values is missing");
     }
-    if ((has->low || has->high) && !assay_distribution_has_range(fill->distribution)) {
+    if ((has->low || has->high) && !has_range(fill->distribution)) {
         return assay_yaml_refuse(y, at, "%s: the distribution %s has no low and high", input->path, name);
     }
     if (fill->mean != 0 && !has_mean(fill->distribution) && !y->stored)
@@ -128,7 +129,7 @@ static assay_status check_fill(const assay_yaml *y, const yaml_node_t *at, const
     if (!has->high && (fill->distribution == ASSAY_EXPERTS || fill->distribution == ASSAY_GROUP_SIZES)) {
         return assay_yaml_refuse(y, at, "%s: the distribution %s needs high", input->path, name);
     }
-    if (!assay_distribution_has_range(fill->distribution)) return ASSAY_OK;
+    if (!has_range(fill->distribution)) return ASSAY_OK;
     if (!(fill->low <= fill->high)) {
         return assay_yaml_refuse(y, at, "%s: expected low <= high, found low %g, high %g", input->path, fill->low,
                                  fill->high);
@@ -229,7 +230,7 @@ void assay_case_write_fill(FILE *out, const assay_case_input *input)
     fprintf(out, "distribution: %s", assay_distribution_name(fill->distribution));
     write_number(out, ", scale: ", fill->scale);
     write_number(out, ", mean: ", fill->mean);
-    if (assay_distribution_has_range(fill->distribution)) {
+    if (has_range(fill->distribution)) {
         write_number(out, ", low: ", fill->low);
         write_number(out, ", high: ", fill->high);
     }

@@ -82,5 +82,3 @@ void assay_case_write_inputs(FILE *out, const assay_case *c); /* that are declar
 void assay_case_write_program(FILE *out, const assay_case *c);
 bool assay_case_is_declared(const assay_case *c, const char *path);
 void assay_case_write_fill(FILE *out, const assay_case_input *input);
-/* Whether low and high, or values, mean anything to a distribution. */
-bool assay_distribution_has_range(assay_distribution d);

@@ -294,17 +294,6 @@ static assay_status used_rows(assay_context *ctx, const assay_case *c, const ass
     return ASSAY_OK;
 }
 
-static int64_t memory(const void *of)
-{
-    const quad_gmm_config *config = of;
-    const assay_gmm_dims d = config->gmm.dims;
-    const int64_t rows = assay_gmm_places(&config->gmm);
-    /* codes, scales and numbers of each operand of the three products */
-    const int64_t of_recipe = config->recipe.recipe != NULL ? 3 * (rows * (d.k + 3 * d.n) + d.groups * d.k * d.n) : 0;
-    /* results and operands, rows packed and not */
-    return 8 * of_recipe + 8 * (4 * rows * (d.k + d.n) + 4 * d.groups * d.k * d.n + 2 * rows + d.groups);
-}
-
 const assay_operation assay_op_gmm = {.name = "gmm",
                                       .parts = ASSAY_PART_GROUPS,
                                       .summary = "grouped matrix product: the rows of each group times its own matrix",
@@ -315,5 +304,4 @@ const assay_operation assay_op_gmm = {.name = "gmm",
                                       .used_rows = used_rows,
                                       .quantised = true,
                                       .second_form = {.form = quad_gmm},
-                                      .count = {"PkN", 2, 6},
-                                      .bytes = memory};
+                                      .count = {"PkN", 2, 6}};

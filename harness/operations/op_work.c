@@ -7,50 +7,42 @@ static bool is_gradient(const assay_tensor_spec *spec)
     return spec->role == ASSAY_ROLE_GRADIENT;
 }
 
-static assay_status add(assay_context *ctx, assay_work *w, const assay_tensor_spec *spec)
-{
-    if (!assay_role_is_input(spec->role)) return assay_tensor_set_add(ctx, &w->results, spec, NULL);
-    if (w->in == NULL) return assay_tensor_set_add(ctx, &w->given, spec, NULL);
-    return assay_tensor_set_read(ctx, &w->given, spec, w->in);
-}
-
-assay_status assay_work_open(assay_context *ctx, assay_work *w, const assay_operation *operation)
+/* Reads what there is of all that the operation is given, and has room for its results. */
+static assay_status open_work(assay_context *ctx, assay_work *w, const assay_operation *operation)
 {
     OWNED_BY(assay_tensor_list_free) assay_tensor_list list = {0};
     MUST(assay_operation_describe(ctx, operation, w->c, w->config, &list));
-    for (int i = 0; i < list.count; i++) MUST(add(ctx, w, &list.entries[i].spec));
+    for (int i = 0; i < list.count; i++) {
+        const assay_tensor_spec *spec = &list.entries[i].spec;
+        MUST(assay_role_is_input(spec->role) ? assay_tensor_set_read(ctx, &w->tensors, spec, w->in)
+                                             : assay_tensor_set_add(ctx, &w->tensors, spec, NULL));
+    }
     return ASSAY_OK;
 }
 
-void assay_work_close(assay_work *w)
+static void close_work(assay_work *w)
 {
-    assay_tensor_set_free(&w->given);
-    assay_tensor_set_free(&w->results);
-}
-
-static const assay_tensor *find(const assay_work *w, const char *path)
-{
-    const assay_tensor *given = assay_tensor_set_find(&w->given, path);
-    return given != NULL ? given : assay_tensor_set_find(&w->results, path);
+    assay_tensor_set_free(&w->tensors);
 }
 
 double *assay_f64(const assay_work *w, const char *path)
 {
-    const assay_tensor *tensor = find(w, path);
+    const assay_tensor *tensor = assay_tensor_set_find(&w->tensors, path);
     return tensor == NULL ? NULL : tensor->values;
 }
 
 int32_t *assay_i32(const assay_work *w, const char *path)
 {
-    const assay_tensor *tensor = find(w, path);
+    const assay_tensor *tensor = assay_tensor_set_find(&w->tensors, path);
     return tensor == NULL ? NULL : tensor->indices;
 }
 
-assay_status assay_work_write(assay_context *ctx, const assay_work *w, bool gradients)
+/* What is wanted of the results: gradients, or all others. */
+static assay_status write_work(assay_context *ctx, const assay_work *w, bool gradients)
 {
-    for (int i = 0; i < w->results.count; i++) {
-        const assay_tensor *t = &w->results.items[i];
-        if (is_gradient(&t->spec) != gradients) continue;
+    for (int i = 0; i < w->tensors.count; i++) {
+        const assay_tensor *t = &w->tensors.items[i];
+        if (assay_role_is_input(t->spec.role) || is_gradient(&t->spec) != gradients) continue;
         MUST(t->indices != NULL ? assay_write_result_i32(ctx, w->out, t->spec.path, t->count, t->indices)
                                 : assay_write_result(ctx, w->out, t->spec.path, t->count, t->values));
     }
@@ -60,8 +52,8 @@ assay_status assay_work_write(assay_context *ctx, const assay_work *w, bool grad
 static bool wants_gradients(const assay_work *w)
 {
     bool wants = false;
-    for (int i = 0; i < w->results.count; i++) {
-        const assay_tensor_spec *spec = &w->results.items[i].spec;
+    for (int i = 0; i < w->tensors.count; i++) {
+        const assay_tensor_spec *spec = &w->tensors.items[i].spec;
         wants |= is_gradient(spec) && assay_wants(w->out, spec->path);
     }
     return wants;
@@ -70,22 +62,24 @@ static bool wants_gradients(const assay_work *w)
 assay_status assay_work_run(assay_context *ctx, const assay_operation *operation, const assay_case *c,
                             const void *config, const assay_source *in, const assay_sink *out)
 {
-    OWNED_BY(assay_work_close) assay_work w = {.c = c, .config = config, .in = in, .out = out};
-    MUST(assay_work_open(ctx, &w, operation));
+    OWNED_BY(close_work) assay_work w = {.c = c, .config = config, .in = in, .out = out};
+    MUST(open_work(ctx, &w, operation));
     MUST(operation->forward(ctx, &w));
-    MUST(assay_work_write(ctx, &w, false));
+    MUST(write_work(ctx, &w, false));
     if (operation->backward != NULL && wants_gradients(&w)) MUST(operation->backward(ctx, &w));
-    MUST(assay_work_write(ctx, &w, true));
+    MUST(write_work(ctx, &w, true));
     return ASSAY_OK;
 }
 
-/* More than any machine has where there is no memory for the list itself. */
+/* All tensors twice, they and what functions keep; by a recipe codes, scales and numbers of operands besides. More than any machine
+ * has where there is no memory for the list itself. */
 int64_t assay_work_memory(const assay_operation *operation, const assay_case *c, const void *config)
 {
     assay_context ctx = {0};
     assay_tensor_list list = {0};
+    const double copies = c->config.quant_recipe.text[0] != '\0' ? 8 : 2;
     double numbers = assay_operation_describe(&ctx, operation, c, config, &list) == ASSAY_OK ? 0 : 0x1p57;
     for (int i = 0; i < list.count; i++) numbers += (double)assay_shape_count(&list.entries[i].spec.shape);
     assay_tensor_list_free(&list);
-    return numbers < 0x1p57 ? (int64_t)(16 * numbers) : INT64_C(1) << 61;
+    return numbers < 0x1p57 ? (int64_t)(8 * copies * numbers) : INT64_C(1) << 61;
 }

@@ -10,22 +10,14 @@ struct assay_work {
     const void *config;
     const assay_source *in;
     const assay_sink *out;
-    assay_tensor_set given, results;
+    assay_tensor_set tensors; /* given, and results */
 };
-
-/* Reads what there is of all that the operation is given; without `in` all of it is the caller's to fill in. */
-assay_status assay_work_open(assay_context *ctx, assay_work *w, const assay_operation *operation);
-void assay_work_close(assay_work *w); /* safe on a zeroed struct */
 
 /* NULL: there is no such tensor. Functions that take a const work may change results. */
 double *assay_f64(const assay_work *w, const char *path);
 int32_t *assay_i32(const assay_work *w, const char *path);
 
-/* Writes what is wanted of the results: gradients, or all others. */
-assay_status assay_work_write(assay_context *ctx, const assay_work *w, bool gradients);
-
 /* An operation's run of forward and backward. */
 assay_status assay_work_run(assay_context *ctx, const assay_operation *operation, const assay_case *c,
                             const void *config, const assay_source *in, const assay_sink *out);
-/* Of all tensors twice: they, and what functions keep. */
 int64_t assay_work_memory(const assay_operation *operation, const assay_case *c, const void *config);

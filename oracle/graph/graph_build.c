@@ -361,11 +361,12 @@ graph_key_value graph_expand(graph *g, int latent, int w, int key_rope, const as
     return (graph_key_value){key, add_output(g, step, 1, row_of(g, "value", "BSNv"))};
 }
 
-static int attention_step(graph *g, const char *axes, const char *lse, const int in[5],
-                          const assay_attention_config *config)
+int graph_attend(graph *g, const char *axes, const char *lse, int query, int key, int value, int segment_ids, int sinks,
+                 const assay_attention_config *config)
 {
-    graph_step *step = add_step(g, &graph_kind_attention, 0, 0, 0);
-    for (int i = 0; i < 5; i++) step->in[i] = in[i];
+    graph_step *step = add_step(g, &graph_kind_attention, query, key, value);
+    step->in[3] = segment_ids;
+    step->in[4] = sinks;
     step->with.attention = *config;
     graph_fused(g, add_output(g, step, 1, row_of(g, "lse", lse)));
     return add_output(g, step, 0, row_of(g, "attention_out", axes));
@@ -374,16 +375,9 @@ static int attention_step(graph *g, const char *axes, const char *lse, const int
 int graph_attention(graph *g, const char *axes, int query, int key, int value, int segment_ids, int sinks,
                     const assay_attention_config *config)
 {
-    const int in[] = {query, key, value, segment_ids, sinks};
-    const int out = attention_step(g, axes, "BNS", in, config);
+    const int out = graph_attend(g, axes, "BNS", query, key, value, segment_ids, sinks, config);
     graph_named(g, "lse", step_of(g, out)->out[1]);
     return graph_named(g, "attention_out", out);
-}
-
-int graph_attend(graph *g, const char *axes, const char *lse, int query, int key, int value, int segment_ids, int sinks,
-                 const assay_attention_config *config)
-{
-    return attention_step(g, axes, lse, (int[]){query, key, value, segment_ids, sinks}, config);
 }
 
 int graph_step_of(graph *g, const graph_kind *kind, const char *axes, const int *in, int in_count,

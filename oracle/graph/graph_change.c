@@ -8,7 +8,9 @@
 
 enum { MADE = GRAPH_IN, UNCHANGED };
 
-bool graph_kink_range(const graph_step *step, double *low, double *high)
+/* What slopes the step has where it has several (graph_general.kink): at 0 of abs and relu, on the bounds of clamp, where operands of
+ * maximum and minimum, and several of the largest over axes, are equal. False: it has no kink. */
+static bool kink_range(const graph_step *step, double *low, double *high)
 {
     const int f = step->with.general.function;
     const bool map = step->kind == &graph_kind_map, both = step->kind == &graph_kind_binary;
@@ -43,7 +45,7 @@ static bool is_meant(const assay_context *ctx, const graph *g, int number, int *
 static const graph_step *on_kinks(const graph_step *step, double by, graph_step *changed)
 {
     double low, high;
-    if (!graph_kink_range(step, &low, &high)) return step;
+    if (!kink_range(step, &low, &high)) return step;
     *changed = *step;
     changed->with.general.kink = by == 0 ? low : high;
     return changed;

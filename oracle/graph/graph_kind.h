@@ -61,9 +61,6 @@ static inline int64_t graph_boundary(const graph_step *step, int64_t token)
 }
 /* The step as it is run: a mutant's is another one, which is put down in *changed. */
 const graph_step *graph_step_at(const assay_context *ctx, const graph *g, int number, graph_step *changed);
-/* What slopes the step has where it has several (graph_general.kink): at 0 of abs and relu, on the bounds of clamp, where operands of
- * maximum and minimum, and several of the largest over axes, are equal. False: it has no kink. */
-bool graph_kink_range(const graph_step *step, double *low, double *high);
 /* What a step that is held back gives, and the gradient of that. */
 void graph_hold_back(const graph *g, int tensor, double *values, bool gradient);
 /* A step that misreads an input has *read instead, which is the caller's; one that reads what the case lacks is refused. And what

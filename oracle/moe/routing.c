@@ -10,7 +10,8 @@
 #include "oracle/moe/routing_internal.h"
 #include "oracle/ops/activation.h"
 
-double assay_routing_divisor(const double *gathered, int64_t count, const assay_routing_rule *rule)
+/* Of the gathered values of one token: their sum in order, plus epsilon; 1 without a division. */
+static double divisor_of(const double *gathered, int64_t count, const assay_routing_rule *rule)
 {
     double sum = 0.0;
     if (!rule->divide) return 1.0;
@@ -54,7 +55,7 @@ static void weigh(assay_context *ctx, assay_routing *r, int64_t t, const assay_r
         !weighs_naively(ctx, gathered, scratch->probability, selecting, selected, config, rule)) {
         assay_softmax_row(ctx, gathered, gathered, count);
     }
-    const double divisor = rounded_divisor(ctx, assay_routing_divisor(gathered, count, rule), count, experts, rule);
+    const double divisor = rounded_divisor(ctx, divisor_of(gathered, count, rule), count, experts, rule);
     for (int64_t k = 0; k < count; k++) {
         if (selected[k] == ASSAY_NO_EXPERT) gathered[k] = 0.0;
         r->weights[t * count + k] =
@@ -170,15 +171,16 @@ assay_status assay_routing_selecting(assay_context *ctx, double *selecting, cons
     return ASSAY_OK;
 }
 
-void assay_routing_gathered_backward(double *d_values, const double *d_weights, const double *gathered,
-                                     const int32_t *selected, const double *per_expert_scale, int64_t count,
-                                     const assay_routing_rule *rule)
+/* d_values [K]: gradient of what was gathered, before the softmax over the chosen, from d_weights [K]. */
+static void gathered_backward(double *d_values, const double *d_weights, const double *gathered,
+                              const int32_t *selected, const double *per_expert_scale, int64_t count,
+                              const assay_routing_rule *rule)
 {
     for (int64_t k = 0; k < count; k++) {
         d_values[k] = d_weights[k] * assay_routing_scale(rule, per_expert_scale, selected[k]);
     }
     if (rule->divide) {
-        const double divisor = assay_routing_divisor(gathered, count, rule);
+        const double divisor = divisor_of(gathered, count, rule);
         if (!rule->detached) assay_center(d_values, gathered, rule->epsilon / divisor, count);
         for (int64_t k = 0; k < count; k++) d_values[k] /= divisor;
     }
@@ -275,9 +277,9 @@ static void round_gathered_backward(const backward_pass *pass, int64_t t, double
     const double *gathered = pass->r->gathered + t * count, *d = pass->d_weights + t * count;
     if (ctx->arithmetic->round == NULL || !(rule->divide || rule->softmax_chosen)) return;
     if (rule->divide && !rule->softmax_chosen) {
-        round_quotient(pass, d, gathered, assay_routing_divisor(gathered, count, rule), d_values);
+        round_quotient(pass, d, gathered, divisor_of(gathered, count, rule), d_values);
     } else {
-        const double divisor = rule->divide ? assay_routing_divisor(gathered, count, rule) : 1.0;
+        const double divisor = rule->divide ? divisor_of(gathered, count, rule) : 1.0;
         const double error = mean_error(ctx, count, gathered, d, count, NULL) * rule->factor / divisor;
         for (int64_t k = 0; k < count; k++) d_values[k] -= error * (rule->softmax_chosen ? gathered[k] : 1.0 / divisor);
     }
@@ -313,8 +315,8 @@ static void add_weights(const backward_pass *pass, int64_t t, double *d_values)
     double *d = pass->d_logits + t * pass->config->num_experts;
     if (pass->d_weights == NULL) return;
     const bool naive = add_weights_naively(pass, t, d_values);
-    assay_routing_gathered_backward(d_values, pass->d_weights + t * count, pass->r->gathered + t * count, selected,
-                                    pass->in->per_expert_scale, count, &pass->rule);
+    gathered_backward(d_values, pass->d_weights + t * count, pass->r->gathered + t * count, selected,
+                      pass->in->per_expert_scale, count, &pass->rule);
     for (int64_t k = 0; naive && k < count; k++) {
         if (selected[k] != ASSAY_NO_EXPERT) d[selected[k]] -= d_values[k];
     }
@@ -415,7 +417,7 @@ static void expert_scale_backward(double *d_scale, const backward_pass *pass)
     if (pass->d_weights == NULL) return;
     for (int64_t t = 0; t < pass->config->batch * pass->config->sequence; t++) {
         const double *gathered = pass->r->gathered + t * count;
-        const double divisor = assay_routing_divisor(gathered, count, &pass->rule);
+        const double divisor = divisor_of(gathered, count, &pass->rule);
         for (int64_t k = 0; k < count; k++) {
             const int32_t e = pass->r->selected_experts[t * count + k];
             if (e == ASSAY_NO_EXPERT) continue;

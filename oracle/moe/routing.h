@@ -121,8 +121,6 @@ typedef struct assay_routing {
 
 const char *assay_score_func_name(assay_score_func score_func); /* "" for none */
 assay_status assay_routing_check(assay_context *ctx, const assay_routing_config *config);
-/* How many values of a group its score is the sum of. */
-int64_t assay_group_terms(const assay_routing_config *config);
 /* Whether the weights of the chosen experts are divided by their sum. */
 bool assay_routing_divides(const assay_routing_config *config);
 assay_status assay_routing_alloc(assay_context *ctx, assay_routing *r, const assay_routing_config *config);

@@ -38,8 +38,3 @@ bool assay_routing_naive_forward(const assay_context *ctx, double *gathered, dou
 bool assay_routing_naive_backward(const assay_context *ctx, double *d, double *p, const double *selecting,
                                   const double *d_normalized, const double *gathered, const int32_t *selected,
                                   const assay_routing_config *config);
-
-/* d_values [K]: gradient of what was gathered, before the softmax over the chosen, from d_weights [K]. */
-void assay_routing_gathered_backward(double *d_values, const double *d_weights, const double *gathered,
-                                     const int32_t *selected, const double *per_expert_scale, int64_t count,
-                                     const assay_routing_rule *rule);

@@ -34,8 +34,6 @@ bool assay_routing_has_naive_form(const assay_routing_rule *rule);
 void assay_softmax_row(const assay_context *ctx, double *y, const double *x, int64_t count);
 /* f'(x) of an elementwise score function. */
 double assay_score_derivative(assay_score_func score_func, double x);
-/* Divisor of the gathered values of one token: their sum in order, plus epsilon; 1 without a division. */
-double assay_routing_divisor(const double *gathered, int64_t count, const assay_routing_rule *rule);
 
 /* What selects, which stays as it is, and scratch memory for a selection. */
 typedef struct assay_routing_scratch {

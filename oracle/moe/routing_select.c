@@ -29,7 +29,8 @@ static double cut_margin(const top_list *list, int64_t chosen)
     return list->count > chosen ? 0.5 * (list->value[chosen - 1] - list->value[chosen]) : INFINITY;
 }
 
-int64_t assay_group_terms(const assay_routing_config *config)
+/* How many values of a group its score is the sum of. */
+static int64_t group_terms(const assay_routing_config *config)
 {
     const int64_t size = config->num_experts / config->n_routing_groups;
     const int64_t terms = config->top_k_in_group > 0 ? config->top_k_in_group : 2;
@@ -61,10 +62,10 @@ static double keep_groups(const double *selecting, const assay_routing_scratch *
     top_list list = {scratch->top_value, scratch->top_index, config->topk_routing_group + 1, 0};
     for (int64_t g = 0; g < groups; g++) {
         scratch->group_kept[g] = 0;
-        offer(&list, group_score(selecting + g * size, size, assay_group_terms(config)), (int32_t)g);
+        offer(&list, group_score(selecting + g * size, size, group_terms(config)), (int32_t)g);
     }
     for (int64_t i = 0; i < config->topk_routing_group; i++) scratch->group_kept[list.index[i]] = 1;
-    return cut_margin(&list, config->topk_routing_group) / (double)assay_group_terms(config);
+    return cut_margin(&list, config->topk_routing_group) / (double)group_terms(config);
 }
 
 assay_status assay_expert_group_mask(assay_context *ctx, double *mask, const double *biased, int64_t tokens,

@@ -43,7 +43,8 @@ static void err(const assay_context *ctx, assay_activation function, int64_t n, 
     for (int64_t i = 0; i < n; i++) slope[i] += moved[i] - terms[i];
 }
 
-double assay_glu_stretch(const assay_gated_mlp_config *config)
+/* gpt_oss: x sigmoid(alpha x) is, at this number times x, that of 1.702 over this number. */
+static double stretch_of(const assay_gated_mlp_config *config)
 {
     return config->alpha > 0 ? config->alpha / ASSAY_GPT_OSS_ALPHA : 1;
 }
@@ -52,7 +53,7 @@ static void clamped_factors(const assay_context *ctx, const double *a, const dou
                             const assay_gated_mlp_config *config, factors *f)
 {
     const bool gpt_oss = config->glu == ASSAY_GLU_GPT_OSS;
-    const double limit = config->limit, shift = gpt_oss ? 1 : 0, stretch = assay_glu_stretch(config);
+    const double limit = config->limit, shift = gpt_oss ? 1 : 0, stretch = stretch_of(config);
     double x[CHUNK];
     for (int64_t i = 0; i < n; i++) {
         f->u[i] = clamp_above(a[i], limit);

@@ -6,9 +6,6 @@
 void assay_glu_forward(const assay_context *ctx, double *h, const double *a, const double *b, int64_t count,
                        const assay_gated_mlp_config *config);
 
-/* gpt_oss: x sigmoid(alpha x) is, at this number times x, that of 1.702 over this number. */
-double assay_glu_stretch(const assay_gated_mlp_config *config);
-
 /* da = dh u'(a) v(b), db = dh u(a) v'(b); da or db may be dh. */
 void assay_glu_backward(const assay_context *ctx, double *da, double *db, const double *dh, const double *a,
                         const double *b, int64_t count, const assay_gated_mlp_config *config);
