@@ -11,6 +11,7 @@
 """
 from ._case import Case, Expected, Unsupported, case, names
 from ._correct import assert_correct
+from ._evaluate import Evaluation, evaluate
 from ._library import BadInput
 from ._mark import cases
 from ._report import Mismatch, Report
@@ -21,6 +22,7 @@ __all__ = [
     "BadInput",
     "Bits",
     "Case",
+    "Evaluation",
     "Expected",
     "Mismatch",
     "Program",
@@ -31,6 +33,7 @@ __all__ = [
     "bits",
     "case",
     "cases",
+    "evaluate",
     "names",
     "program",
     "step",

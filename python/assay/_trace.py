@@ -1719,15 +1719,20 @@ class Reference:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
+    def example(self, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """Its arguments at these sizes."""
+        example = {}
+        for name, axes in self.axes.items():
+            shape = [sizes[a] for a in axes]
+            most = self.integers.get(name)
+            example[name] = np.ones(shape, np.float32) if most is None else np.resize(np.arange(most, dtype=np.int32), shape)
+        return example
+
     def programs(self) -> list[Program]:
         """One for each combination of sizes."""
         made = []
         for sizes in (dict(zip(self.sizes, values)) for values in itertools.product(*self.sizes.values())):
-            example = {}
-            for name, axes in self.axes.items():
-                shape = [sizes[a] for a in axes]
-                most = self.integers.get(name)
-                example[name] = np.ones(shape, np.float32) if most is None else np.resize(np.arange(most, dtype=np.int32), shape)
+            example = self.example(sizes)
             label = f"traced/{self.function.__name__}-" + "-".join(f"{a}{n}" for a, n in sizes.items())
             made.append(trace(self.function, example, weights=self.weights, axes=self.axes, name=label, dtype=self.dtype, integers=self.integers, fills=self.fills))
         return made
