@@ -579,23 +579,29 @@ def drawn(number):
 def run(name, tensors, expects, profile, number, mistake=""):
     """Results by path, and the kernel with the forms that were drawn. `tensors`: by path, of integers or float64."""
     k = Kernel(profile, number, any(path.startswith("checkpoints/") for path in expects), mistake)
+    return evaluated(k, functools.partial(PROGRAMS[name][0], k), tensors, expects), k
+
+
+def evaluated(k, kernel, tensors, expects, unrounded=()):
+    """What a kernel of these tensors gives, and its gradients if there are cotangents."""
     leaves = {}
     for path, value in tensors.items():
         x = torch.from_numpy(np.array(value, order="C"))
         leaves[path] = x.to(k.ar.wide).requires_grad_(path.startswith(("inputs/", "weights/"))) if x.is_floating_point() else x.long()
-    made = PROGRAMS[name][0](k, **{path.split("/")[1]: x for path, x in leaves.items() if path.startswith(("inputs/", "weights/"))})
+    made = kernel(**{path.split("/")[1]: x for path, x in leaves.items() if path.startswith(("inputs/", "weights/"))})
     ends = [path for path in expects if path.startswith("outputs/")]
     outputs = dict(zip(ends, made.values()))
     results = {**k.ar.checkpoints, **outputs}
     for x in k.ar.checkpoints.values():
         if x.requires_grad and not x.is_leaf:
             x.retain_grad()
-    torch.autograd.backward(list(outputs.values()), [leaves["cotangents/" + p[8:]].reshape(x.shape) for p, x in outputs.items()])
+    if any(path.startswith("cotangents/") for path in leaves):
+        torch.autograd.backward(list(outputs.values()), [leaves["cotangents/" + p[8:]].reshape(x.shape) for p, x in outputs.items()])
     for path in expects:
         of = leaves.get(path[len("gradients/"):], k.ar.checkpoints.get(path[len("gradients/"):])) if path.startswith("gradients/") else None
         if of is not None:
             results[path] = torch.zeros_like(of) if of.grad is None else of.grad
-    return {**k.choice, **k.codes, **{p: k.ar.round(x.detach()).numpy() for p, x in results.items() if p in expects}}, k
+    return {**k.choice, **k.codes, **{p: (x.detach() if p in unrounded else k.ar.round(x.detach())).numpy() for p, x in results.items() if p in expects}}
 
 
 def mistakes(name, tensors, expects):

@@ -1,0 +1,321 @@
+"""Kernels for the blocks of models of 2026 (cases/catalogue/program_blocks.yml), each in at least three forms that correct kernels have; nothing of the
+oracle's. As in program_kernels.py `k` draws what else kernels are free in. What a block's program fuses is not stored here either."""
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from program_kernels import Kernel, evaluated
+
+
+def seen_from(at, of):
+    return at[:, None] >= of
+
+
+def turned(x, positions, theta=10000.0, interleave=False, back=False):
+    """x [T,..,R]."""
+    half = x.shape[-1] // 2
+    angle = positions.double()[:, None] * theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    angle = angle.reshape(len(x), *[1] * (x.dim() - 2), half)
+    c, s = angle.cos().to(x.dtype), (-angle if back else angle).sin().to(x.dtype)
+    a, b = (x[..., ::2], x[..., 1::2]) if interleave else (x[..., :half], x[..., half:])
+    parts = a * c - b * s, b * c + a * s
+    return torch.stack(parts, -1).flatten(-2) if interleave else torch.cat(parts, -1)
+
+
+def mhc(k, x, f, fn, base, scale):
+    t, n, _ = x.shape
+    flat = x.reshape(t, -1)
+    root = k.rsqrt(k.sum(flat * flat)[:, None] / flat.shape[1] + 1e-6)
+    early = k.main == "norm in front"
+    m = k.product("tf,mf->tm", flat * root, fn) if early else k.product("tf,mf->tm", flat, fn) * root
+    pre, post, comb = (part * s + b for part, s, b in zip(m.split([n, n, n * n], -1), scale, base.split([n, n, n * n])))
+    pre, post = k.sigmoid(pre) + 1e-6, 2 * k.sigmoid(post)
+    a = k.softmax(comb.reshape(t, n, n)) + 1e-6
+    over = (lambda s: a * (1 / s)) if k.main == "reciprocals" else (lambda s: a / s)
+    for i in range(39):
+        a = over(a.sum(-1 if i % 2 else -2, keepdim=True) + 1e-6)
+    if k.main == "streams in turn":
+        u = sum(pre[:, j, None] * x[:, j] for j in range(n))
+        return {"u": u, "y": torch.stack([sum(a[:, j, i, None] * x[:, j] for j in range(n)) + post[:, i, None] * f for i in range(n)], 1)}
+    return {"u": k.product("tj,tjd->td", pre, x), "y": post[..., None] * f[:, None] + k.product("tjk,tjd->tkd", a, x)}
+
+
+def mhc_head(k, x, fn, base, scale, norm):
+    flat = x.reshape(len(x), -1)
+    root = k.rsqrt(k.sum(flat * flat)[:, None] / flat.shape[1] + 1e-6)
+    m = k.product("tf,jf->tj", flat * root, fn) if k.main == "norm in front" else k.product("tf,jf->tj", flat, fn) * root
+    pre = k.sigmoid(k.step("m", m) * scale + base) + 1e-6
+    u = sum(pre[:, j, None] * x[:, j] for j in range(x.shape[1])) if k.main == "streams in turn" else k.product("tj,tjd->td", k.step("pre", pre), x)
+    return {"y": k.rms_norm(u, norm)}
+
+
+def muon(k, g, momentum, w):
+    b = k.step("b", torch.lerp(momentum, g, 0.05) if k.main == "lerp" else momentum * 0.95 + g * 0.05)
+    u = torch.lerp(g, b, 0.95) if k.main == "lerp" else g * 0.05 + b * 0.95
+    tall = g.shape[0] > g.shape[1]
+    u = k.step("u", u.T if tall else u)
+    x = k.step("x0", u / u.norm().clamp(min=1e-7) if k.main == "lerp" else u * (1 / torch.sqrt((u * u).sum()).clamp(min=1e-7)))
+    for i in range(1, 6):
+        a = k.step(f"a{i}", k.product("mn,pn->mp", x, x))
+        mixed = k.step(f"b{i}", -4.775 * a + 2.0315 * k.product("mp,pq->mq", a, a))
+        if k.main == "one matrix":  # (3.4445 I + b) x
+            mixed = 3.4445 * torch.eye(len(a), dtype=a.dtype) + mixed
+        x = k.step(f"x{i}", k.product("mp,pn->mn", mixed, x) + (0 if k.main == "one matrix" else 3.4445 * x))
+    x = x.T if tall else x
+    return {"buffer": b, "update": x, "weight": w * 0.998 - (0.02 * max(1, g.shape[0] / g.shape[1]) ** 0.5) * x}
+
+
+def adamw(k, g, m, v, master):
+    lerp = k.main == "lerp"
+    m = k.step("first", torch.lerp(m, g, 0.1) if lerp else m * 0.9 + g * 0.1)
+    v = k.step("second", torch.lerp(v, g * g, 0.05) if lerp else v * 0.95 + g * g * 0.05)
+    of_m, of_v = 1 - 0.9**10, 1 - 0.95**10
+    if k.main == "step size":
+        new = master * 0.9999 - (0.001 / of_m) * (m / (v.sqrt() / of_v**0.5 + 1e-8))
+    else:
+        new = master * 0.9999 - 0.001 * k.step("change", (m / of_m) / ((v / of_v).sqrt() + 1e-8))
+    new = k.step("new", new)
+    return {"m": m, "v": v, "master": new, "weight": new.bfloat16().to(new.dtype)}
+
+
+def cross_entropy_parts(k, x, head, cap):
+    """Of each row the log-sum-exp of its logits, their mean and a function that picks some."""
+    logits = lambda part: capped(k, k.keep("logits", k.product("td,vd->tv", x, part)), cap)
+    if k.main != "tiles of the vocabulary":
+        c = k.keep("cap", logits(head))
+        return k.logsumexp(c), c.mean(-1), lambda labels: c.gather(1, labels[:, None])[:, 0]
+    parts = [logits(part) for part in head.split(48)]
+    z = torch.logsumexp(torch.stack([torch.logsumexp(c, -1) for c in parts], -1), -1)
+    return z, sum(c.sum(-1) for c in parts) / len(head), lambda labels: torch.cat(parts, 1).gather(1, labels[:, None])[:, 0]
+
+
+def capped(k, x, cap):
+    return x if cap is None else cap * torch.tanh(x / cap) if k.form("cap", "divided", "multiplied") == "divided" else torch.tanh(x * (1 / cap)) * cap
+
+
+def linear_cross_entropy(k, x, labels, head, cap, penalty):
+    counts, made = labels != -100, []
+    for rows, own in zip(*(t.split(7 if k.main == "rows in chunks" else len(x)) for t in (x, labels))):
+        z, mean, pick = cross_entropy_parts(k, rows, head, cap)
+        z = k.step("z", z)
+        made.append((0.9 * (z - pick(own.clamp(min=0))) + 0.1 * (z - mean), penalty * z * z))
+    each, of_z = (torch.cat(parts) for parts in zip(*made))
+    n = counts.sum()
+    return {"loss": torch.where(counts, each + of_z, torch.zeros_like(each)).sum() / n, "z_loss": torch.where(counts, of_z, torch.zeros_like(each)).sum() / n}
+
+
+def ssd(k, xbc, dt, z, taps, bias, dt_bias, A_log, D, norm, groups=1):
+    c = F.conv1d(F.pad(xbc.transpose(1, 2), (taps.shape[1] - 1, 0)), taps[:, None], groups=len(taps)).transpose(1, 2)
+    c = k.step("c", k.silu(c + bias))
+    width, heads = len(norm), dt.shape[-1]
+    x, b, read = c.split([width, (c.shape[-1] - width) // 2, (c.shape[-1] - width) // 2], -1)
+    x = x.unflatten(-1, (heads, -1))
+    b, read = (t.unflatten(-1, (groups, -1)).repeat_interleave(heads // groups, 2) for t in (b, read))  # [B,T,N,S]
+    d = F.softplus(dt + dt_bias)
+    log = -d * A_log.exp()
+    state, made = x.new_zeros(len(x), *x.shape[2:], b.shape[-1]), []
+    size = {"tokens": 1, "chunks of 8": 8, "chunks of 5": 5, "products of chunks": 8}[k.main]
+    product = k.product if k.main == "products of chunks" else lambda letters, *t: torch.einsum(letters, *t)  # whose operands are rounded, or not
+    for xc, bc, rc, dc, lc in zip(*(t.split(size, 1) for t in (x, b, read, d, log))):
+        if size == 1:
+            state = lc[:, 0].exp()[..., None, None] * state + (dc[:, 0, :, None] * xc[:, 0])[..., None] * bc[:, 0, :, None]
+            made.append(k.product("bnps,bns->bnp", state, rc[:, 0])[:, None])
+            continue
+        total = lc.cumsum(1)
+        ones = torch.ones(lc.shape[1], lc.shape[1], dtype=x.dtype).tril()[None, :, :, None]
+        within = torch.exp((total[:, :, None] - total[:, None]) * ones) * ones * dc[:, None]
+        own = product("btln,blnp->btnp", product("btns,blns->btln", rc, bc) * within, xc)
+        made.append(own + total.exp()[..., None] * product("btns,bnps->btnp", rc, state))
+        left = (total[:, -1:] - total).exp() * dc
+        state = total[:, -1].exp()[..., None, None] * state + product("blnp,blns->bnps", xc, left[..., None] * bc)
+    y = k.step("y", torch.cat(made, 1) + D[:, None] * x).flatten(2) * k.silu(z)
+    if groups == 1:
+        return {"y": k.rms_norm(y, norm, 1e-5)}
+    n = k.step("n", y.unflatten(-1, (groups, -1)))
+    return {"y": (n * k.rsqrt(k.sum(n * n)[..., None] / n.shape[-1] + 1e-5)).flatten(2) * norm}
+
+
+def index_scores(k, x, qr, at, of, wq, wk, k_scale, k_bias, weights_proj, rotated):
+    """[T,S], with a weight for each head that has both of its factors."""
+    heads, width = wq.shape[1:]
+    q, key = k.step("q", k.product("tq,qhi->thi", qr, wq)), k.step("k", k.layer_norm(k.product("sd,di->si", x, wk), k_scale, k_bias))
+    query, key = (k.step(name, torch.cat([turned(t[..., :rotated], p), t[..., rotated:]], -1)) for name, t, p in (("query", q, at), ("key", key, of)))
+    weight = k.step("weight", k.product("td,dh->th", x[len(x) - len(at) :], weights_proj) * heads**-0.5)
+    if k.main in ("heads in turn", "dense"):
+        return k.step("score", sum(weight[:, h, None] * F.relu(k.product("ti,si->ts", query[:, h], key) * width**-0.5) for h in range(heads)))
+    return k.step("score", k.product("th,ths->ts", weight, F.relu(k.product("thi,si->ths", query, key) * width**-0.5)))
+
+
+def sparse_attention(k, x, qr, main, latent, at, of, wq, wk, k_scale, k_bias, weights_proj, rotated, count):
+    seen = seen_from(at, of)
+    score = index_scores(k, x, qr, at, of, wq, wk, k_scale, k_bias, weights_proj, rotated)
+    ids = score.detach().masked_fill(~seen, -1e30).sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    k.choice = {"routing/ids/top_k": ids.int().numpy()}
+    scale = latent.shape[-1] ** -0.5
+    if k.main == "dense":  # all keys, of which the others have no weight
+        mask = torch.full_like(score, -1e30).scatter(1, ids, 0.0).masked_fill(~seen, -1e30)
+        p = k.softmax(k.product("tnc,sc->tns", main, latent) * scale + mask[:, None])
+        return {"o": k.product("tns,sc->tnc", p, latent)}
+    chosen = latent[ids]
+    s = k.step("s", k.product("tnc,tkc->tnk", main, chosen) * scale).masked_fill(~seen.gather(1, ids)[:, None], -1e30)
+    if k.main == "flash":
+        return {"o": k.attend(s[None].transpose(0, 1), chosen[:, None])[:, 0]}
+    return {"o": k.product("tnk,tkc->tnc", k.step("p", k.softmax(s)), chosen)}
+
+
+def indexer_loss(k, x, qr, main, keys, at, of, wq, wk, k_scale, k_bias, weights_proj, rotated=4):
+    seen = seen_from(at, of)
+    score = index_scores(k, x.detach(), qr.detach(), at, of, wq, wk, k_scale, k_bias, weights_proj, rotated)
+    every = k.product("tnc,sc->tns", main, keys) * keys.shape[-1] ** -0.5
+    heads = k.step("heads", k.softmax(every.masked_fill(~seen[:, None], -1e30)))
+    whole = k.step("all", heads.sum(1))
+    target = k.step("target", whole / (whole.sum(-1, keepdim=True) + 1e-8)).detach()
+    masked = score.masked_fill(~seen, -1e30)
+    own = k.step("own", torch.exp(torch.log_softmax(masked, -1)) if k.main == "log softmax" else k.softmax(masked))
+    each = target * (torch.log(target + 1e-8) - torch.log(own + 1e-8))
+    return {"loss": k.sum(each).mean()}
+
+
+def lora_by_token(k, x, adapter, number, w, a, b):
+    factor = 4 / 3**0.5
+    if k.main == "sorted":
+        rows, added = adapter.argsort(stable=True), torch.zeros(len(x), w.shape[1], dtype=x.dtype)
+        for i in range(len(a)):
+            own = rows[adapter[rows] == i]
+            added = added.index_add(0, own, factor * k.product("tr,rf->tf", k.keep("low", k.product("td,dr->tr", x[own], a[i])), b[i]))
+    elif k.main == "gathered":
+        low = k.keep("low", k.product("td,tdr->tr", x, a[adapter.clamp(min=0)]) * (adapter >= 0)[:, None])
+        added = k.product("tr,trf->tf", low, b[adapter.clamp(min=0)]) * factor
+    else:
+        low = k.keep("low", k.product("td,ldr->tlr", x, a) * (adapter[:, None] == number)[..., None])
+        added = k.product("tlr,lrf->tf", low, b) * factor
+    return {"y": k.product("td,df->tf", x, w) + added}
+
+
+def lora_experts(k, x, weight, group_sizes, w, a, b):
+    if k.main == "groups":
+        parts = list(zip(x.split(group_sizes.tolist()), w, a, b))
+        base = torch.cat([k.product("td,df->tf", own, we) for own, we, _, _ in parts])
+        low = k.step("low", torch.cat([k.product("td,dr->tr", own, ae) for own, _, ae, _ in parts]))
+        change = torch.cat([k.product("tr,rf->tf", own, be) for own, be in zip(low.split(group_sizes.tolist()), b)])
+    else:
+        of = torch.arange(len(w)).repeat_interleave(group_sizes)
+        base, low = k.product("td,tdf->tf", x, w[of]), k.step("low", k.product("td,tdr->tr", x, a[of]))
+        change = k.product("tr,trf->tf", low, b[of])
+    return {"y": base * weight[:, None] + change * (2 * weight)[:, None] if k.main == "weight on each" else (base + k.step("change", change * 2)) * weight[:, None]}
+
+
+def mtp(k, h, t1, t2, t3, table, final, **w):
+    def loss(h, labels):
+        parts = [cross_entropy_parts(k, rows, table, None) + (own,) for rows, own in
+                 zip(*(t.split(5 if k.main == "rows in chunks" else len(h)) for t in (k.rms_norm(h, final), labels)))]
+        each = torch.cat([z - pick(own.clamp(min=0)) for z, _, pick, own in parts])
+        return torch.where(labels != -100, each, torch.zeros_like(each)).sum()
+
+    def depth(h, ids, i):
+        named = lambda name: w[f"{name}{i}"]
+        token = table[ids.clamp(min=0)] * (ids >= 0)[:, None]
+        joined = torch.cat([k.rms_norm(token, named("e_norm")), k.rms_norm(h, named("h_norm"))], -1)
+        r = k.step(f"r{i}", k.product("tq,qd->td", k.step(f"j{i}", joined), named("proj")))
+        n = k.step(f"n{i}", k.rms_norm(r, named("norm")))
+        hidden = k.silu(k.product("td,df->tf", n, named("gate"))) * k.product("td,df->tf", n, named("up"))
+        return k.step(f"h{i}", r + k.product("tf,fd->td", hidden, named("down")))
+
+    h1 = depth(h, t1, 1)
+    h2 = depth(h1, t2, 2)
+    s0, s1, s2 = (loss(*pair) for pair in ((h, t1), (h1, t2), (h2, t3)))
+    n0, n1, n2 = ((t != -100).sum().to(h.dtype) for t in (t1, t2, t3))
+    return {"main": s0 / n0, "by_depth": 0.15 * (s1 / n1 + s2 / n2), "by_token": 0.1 * (s1 + s2) / (n1 + n2 + 1e-8)}
+
+
+def kda(k, q, k_, v, f, b, start, A_log, dt_bias, bounded=False):
+    """[T,N,K]. In chunks what its tokens write is found at once from the state before them."""
+    length = lambda x: x * k.rsqrt(k.sum(x * x)[..., None] + 1e-6)
+    query, key = k.step("query", length(q) * q.shape[-1] ** -0.5), k.step("key", length(k_))
+    rate = A_log.exp()[:, None]
+    gate = k.step("gate", -5 * k.sigmoid((f + dt_bias) * rate) if bounded else -F.softplus(f + dt_bias) * rate)
+    beta = k.step("beta", k.sigmoid(b))
+    state, made = start, []
+    size = {"tokens": 1, "chunks of 16": 16, "chunks of 4": 4, "factors": 4}[k.main]
+    for qc, kc, vc, gc, bc in zip(*(t.split(size) for t in (query, key, v, gate, beta[..., None]))):
+        if size == 1:
+            state = gc[0].exp()[..., None] * state
+            written = bc[0] * (vc[0] - k.product("nk,nkv->nv", kc[0], state))
+            state = state + kc[0][..., None] * written[:, None]
+            made.append(k.product("nk,nkv->nv", qc[0], state)[None])
+            continue
+        total = gc.cumsum(0)
+        if k.main == "factors":  # e^(G_t - G_0) and e^(G_0 - G_s), from the middle of the chunk on
+            middle = total[len(total) // 2]
+            there, here = (total - middle).exp(), (middle - total).exp()
+            of = lambda x: k.product("tnk,snk->nts", x * there, kc * here)
+        else:
+            later = torch.ones(len(gc), len(gc)).tril().bool()[:, :, None, None]
+            decay = (total[:, None] - total[None]).masked_fill(~later, -torch.inf).exp()
+            of = lambda x: torch.einsum("tnk,snk,tsnk->nts", x, kc, decay)
+        vc, bc = vc.transpose(0, 1), bc.transpose(0, 1)
+        system = torch.eye(len(gc), dtype=q.dtype) + (bc * of(kc)).tril(-1)
+        written = torch.linalg.solve(system, bc * (vc - k.product("tnk,nkv->ntv", kc * total.exp(), state)))
+        made.append((k.product("tnk,nkv->ntv", qc * total.exp(), state) + k.product("nts,nsv->ntv", of(qc).tril(), written)).transpose(0, 1))
+        state = total[-1].exp()[..., None] * state + k.product("tnk,ntv->nkv", kc * (total[-1] - total).exp(), written)
+    return {"state": state, "y": torch.cat(made)}
+
+
+def compressed_attention(k, x, q, own, at, of, sign, first, wkv, wgate, bias, norm, sinks, wo):
+    ratio, entries, (tokens, heads, width), rotated = len(bias), len(first), q.shape, len(sign)
+    used = x[: ratio * entries]
+    z = k.step("z", k.product("td,dc->tc", used, wgate).unflatten(0, (entries, ratio)) + bias)
+    kv = k.step("kv", k.product("td,dc->tc", used, wkv).unflatten(0, (entries, ratio)))
+    n = k.step("n", k.rms_norm((k.softmax(z.transpose(1, 2)) * kv.transpose(1, 2)).sum(-1), norm))
+    turn = lambda t, positions, back: torch.cat([t[..., :-rotated], turned(t[..., -rotated:], positions, 160000.0, True, back)], -1)
+    c = k.step("c", turn(n, first, False))
+    distance = at[:, None] - of
+    near, past = (distance >= 0) & (distance < 3), at[:, None] >= first + ratio - 1
+    keys, seen = torch.cat([own, c]), torch.cat([near, past], 1)
+    if k.main == "parts":  # the window and what is compressed, each with its lse, and the sink where they meet
+        made = []
+        for part, mask in ((own, near), (c, past)):
+            s = (k.product("tnc,yc->tny", q, part) * width**-0.5).masked_fill(~mask[:, None], -1e30)
+            made.append((torch.logsumexp(s, -1), k.product("tny,yc->tnc", torch.softmax(s, -1), part)))
+        lse = torch.stack([made[0][0], made[1][0], sinks.expand(tokens, heads)], -1)
+        share = torch.softmax(lse, -1)
+        o = share[..., :1] * made[0][1] + share[..., 1:2] * made[1][1]
+    else:
+        s = (k.step("scores", k.product("tnc,yc->tny", q, keys) * width**-0.5)).masked_fill(~seen[:, None], -1e30)
+        if k.main == "sink as a factor":
+            o = k.product("tny,yc->tnc", k.softmax(s), keys) * torch.sigmoid(torch.logsumexp(s, -1) - sinks)[..., None]
+        else:
+            p = k.step("p", k.softmax(torch.cat([s, sinks.expand(tokens, heads)[..., None]], -1)))
+            o = k.product("tny,yc->tnc", p[..., :-1], keys)
+    r = k.step("r", turn(k.step("o", o), at, True))
+    return {"y": k.product("tge,geo->tgo", r.reshape(tokens, len(wo), -1), wo)}
+
+
+MIXED, STEPPED, ROWS = ("norm in front", "reciprocals", "streams in turn"), ("lerp", "sums", "one matrix"), ("whole", "tiles of the vocabulary", "rows in chunks")
+SPARSE, LORA, SCAN = ("chosen", "dense", "flash"), ("masked", "gathered", "sorted"), ("tokens", "chunks of 8", "chunks of 5", "products of chunks")
+DELTA = ("tokens", "chunks of 16", "chunks of 4", "factors")
+# program: its kernel, the forms, what the kernel is told
+KERNELS = {
+    "mhc": (mhc, MIXED, {}), "mhc-three-streams": (mhc, MIXED, {}), "mhc-head": (mhc_head, MIXED, {}),
+    "muon": (muon, STEPPED, {}), "muon-tall": (muon, STEPPED, {}), "adamw": (adamw, ("lerp", "sums", "step size"), {}),
+    "linear-cross-entropy": (linear_cross_entropy, ROWS, {"cap": 10, "penalty": 0.01}), "linear-cross-entropy-stored": (linear_cross_entropy, ROWS, {"cap": 30, "penalty": 0.05}),
+    "ssd": (ssd, SCAN, {}), "ssd-groups": (ssd, SCAN, {"groups": 2}),
+    "sparse-attention": (sparse_attention, SPARSE, {"rotated": 4, "count": 5}), "sparse-attention-odd": (sparse_attention, SPARSE, {"rotated": 2, "count": 3}),
+    "indexer-loss": (indexer_loss, ("products", "heads in turn", "log softmax"), {}),
+    "lora-by-token": (lora_by_token, LORA, {}), "lora-experts": (lora_experts, ("groups", "gathered", "weight on each"), {}),
+    "mtp": (mtp, ROWS, {}), "kda": (kda, DELTA, {}), "kda-bounded": (kda, DELTA, {"bounded": True}),
+    "compressed-attention": (compressed_attention, ("columns", "sink as a factor", "parts"), {}),
+}
+UNROUNDED = {"outputs/z_loss"}  # statistics
+
+
+def run(name, tensors, expects, profile, number, fused):
+    """Results by path, of the form that the number gives."""
+    kernel, forms, told = KERNELS[name]
+    k = Kernel(profile, number, False, "")
+    k.main = forms[number % len(forms)]
+    k.keep = lambda line, x: x if line in fused or fused == ["all"] else k.ar.keep(line, x)
+    if fused:
+        k.step = k.keep
+    rename = {"k": "k_"} if kernel is kda else {}
+    return evaluated(k, lambda **given: kernel(k, **{rename.get(n, n): x for n, x in given.items()}, **told), tensors, expects, UNROUNDED)
