@@ -32,7 +32,7 @@ static assay_status append(assay_context *ctx, assay_fixture_writer *writer, con
 static assay_status append_null(assay_context *ctx, assay_fixture_writer *writer, const assay_tensor_spec *spec)
 {
     static const double row[ASSAY_NULL_COLUMNS] = {
-        [ASSAY_NULL_LOW] = -100, [ASSAY_NULL_HIGH] = 100, [ASSAY_NULL_SPREAD] = 1, [ASSAY_NULL_MEMBERS] = 16};
+        [ASSAY_NULL_LOW] = -100, [ASSAY_NULL_HIGH] = 100, [ASSAY_NULL_DEVIATION] = 1, [ASSAY_NULL_MEMBERS] = 16};
     const int count = assay_statistics_rows(&spec->shape);
     assay_tensor_spec null = {.type = ASSAY_FLOAT32,
                               .shape = assay_shape_of(2, (int64_t)count, (int64_t)ASSAY_NULL_COLUMNS)};

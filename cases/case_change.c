@@ -95,7 +95,7 @@ void assay_case_leave_open(assay_case *c, int key)
 {
     const assay_model_key *k = &assay_model_keys[key];
     memcpy((char *)&c->config + k->offset, (const char *)&assay_model_defaults + k->offset, size_of(k->type));
-    c->config.given[key] = false;
+    c->config.is_set[key] = false;
     if (key == ASSAY_KEY_AT_model_name) c->model[0] = '\0';
 }
 
@@ -104,5 +104,5 @@ bool assay_case_says_key(const assay_case *c, int key)
     char text[ASSAY_KEY_VALUE_SIZE], usual[ASSAY_KEY_VALUE_SIZE];
     assay_model_key_text(&assay_model_keys[key], &c->config, text, sizeof text);
     assay_model_key_text(&assay_model_keys[key], &assay_model_defaults, usual, sizeof usual);
-    return c->config.given[key] || strcmp(text, usual) != 0;
+    return c->config.is_set[key] || strcmp(text, usual) != 0;
 }

@@ -75,7 +75,7 @@ static assay_status read_any(const assay_yaml *y, assay_model_config *config, co
 /* MaxText's rope_interleave is true, and means nothing to its plain RoPE, whose pairs are halves. */
 static void settle_rope(assay_model_config *config)
 {
-    if (config->given[ASSAY_KEY_AT_rope_interleave]) return;
+    if (config->is_set[ASSAY_KEY_AT_rope_interleave]) return;
     config->rope_interleave = strcmp(config->rope_type.text, assay_model_defaults.rope_type.text) != 0;
 }
 
@@ -83,7 +83,7 @@ static assay_status read_key(const assay_yaml *y, assay_model_config *config, co
                              const yaml_node_t *value)
 {
     MUST(read_any(y, config, key, value));
-    config->given[key - assay_model_keys] = true;
+    config->is_set[key - assay_model_keys] = true;
     settle_rope(config);
     return ASSAY_OK;
 }

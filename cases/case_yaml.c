@@ -126,6 +126,6 @@ assay_status assay_cases_parse_stored(assay_context *ctx, const char *origin, co
                                       assay_case **cases, int *count)
 {
     assay_status status = parse(ctx, origin, text, size, true, cases, count);
-    for (int i = 0; i < *count; i++) assay_model_forget_given(&(*cases)[i].config);
+    for (int i = 0; i < *count; i++) assay_model_forget_set_keys(&(*cases)[i].config);
     return status;
 }

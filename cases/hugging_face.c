@@ -128,7 +128,7 @@ static assay_status read_dense_layers(const hf_reader *r, const char *name, cons
     if (count == 0 || all < count)
         return assay_yaml_refuse_value(r->y, list, name, "layers that are dense, and behind them sparse ones");
     r->config->first_num_dense_layers = dense;
-    r->config->given[ASSAY_KEY_AT_first_num_dense_layers] = true;
+    r->config->is_set[ASSAY_KEY_AT_first_num_dense_layers] = true;
     return ASSAY_OK;
 }
 
@@ -176,7 +176,7 @@ static assay_status settle_mscale(const hf_reader *r, const yaml_node_t *rope)
             other);
     }
     r->config->rope_attention_scaling = one == 0;
-    r->config->given[ASSAY_KEY_AT_rope_attention_scaling] = true;
+    r->config->is_set[ASSAY_KEY_AT_rope_attention_scaling] = true;
     return ASSAY_OK;
 }
 
@@ -231,21 +231,21 @@ static void settle_groups(const hf_reader *r)
     const bool greedy = strcmp(text_of(assay_yaml_value(r->y, r->root, "topk_method")), "greedy") == 0;
     if (config->n_routing_groups > 1 && !greedy) return;
     config->n_routing_groups = config->topk_routing_group = -1;
-    config->given[ASSAY_KEY_AT_n_routing_groups] = config->given[ASSAY_KEY_AT_topk_routing_group] = false;
+    config->is_set[ASSAY_KEY_AT_n_routing_groups] = config->is_set[ASSAY_KEY_AT_topk_routing_group] = false;
 }
 
 /* Mixtral multiplies queries by the root of their width, which MaxText has in their kernel. */
 static void settle_heads(const hf_reader *r)
 {
     assay_model_config *config = r->config;
-    if (!config->given[ASSAY_KEY_AT_head_dim] && config->base_num_query_heads > 0) {
+    if (!config->is_set[ASSAY_KEY_AT_head_dim] && config->base_num_query_heads > 0) {
         config->head_dim = config->base_emb_dim / config->base_num_query_heads;
-        config->given[ASSAY_KEY_AT_head_dim] = true;
+        config->is_set[ASSAY_KEY_AT_head_dim] = true;
     }
     const bool scales = assay_block_has(config->decoder_block.text, ASSAY_BLOCK_SCALES_QUERY);
     if (scales || !assay_block_has(config->decoder_block.text, ASSAY_BLOCK_GROUPED) || config->head_dim == 0) return;
     config->query_pre_attn_scalar = 1 / sqrt((double)config->head_dim);
-    config->given[ASSAY_KEY_AT_query_pre_attn_scalar] = true;
+    config->is_set[ASSAY_KEY_AT_query_pre_attn_scalar] = true;
 }
 
 /* Without division most weigh by the softmax over all experts, MaxText's block by one over the chosen. */
@@ -254,10 +254,10 @@ static void settle_division(const hf_reader *r)
     assay_model_config *config = r->config;
     const yaml_node_t *names = assay_yaml_value(r->table, yaml_document_get_root_node(r->table->document), "undivided");
     const char *method = text_of(assay_yaml_value(r->table, names, text_of(r->router)));
-    const bool said = config->given[ASSAY_KEY_AT_norm_topk_prob];
+    const bool said = config->is_set[ASSAY_KEY_AT_norm_topk_prob];
     if (!said || config->norm_topk_prob || method[0] == '\0') return;
     snprintf(config->routing_method.text, sizeof config->routing_method.text, "%s", method);
-    config->given[ASSAY_KEY_AT_routing_method] = true;
+    config->is_set[ASSAY_KEY_AT_routing_method] = true;
 }
 
 /* How many routed experts are as wide as the shared ones together. */
@@ -265,7 +265,7 @@ static assay_status settle_shared(const hf_reader *r)
 {
     assay_model_config *config = r->config;
     const int64_t width = config->base_moe_mlp_dim;
-    const bool counted = config->given[ASSAY_KEY_AT_shared_experts]; /* then it is the width of each */
+    const bool counted = config->is_set[ASSAY_KEY_AT_shared_experts]; /* then it is the width of each */
     if (r->shared_width < 0) return ASSAY_OK;
     if (counted ? r->shared_width != width : r->shared_width % width != 0) {
         return assay_yaml_refuse(r->y, r->root,
@@ -274,7 +274,7 @@ static assay_status settle_shared(const hf_reader *r)
                                  r->shared_width, counted ? "" : "a multiple of ", width);
     }
     if (!counted) config->shared_experts = r->shared_width / width;
-    config->given[ASSAY_KEY_AT_shared_experts] = true;
+    config->is_set[ASSAY_KEY_AT_shared_experts] = true;
     return ASSAY_OK;
 }
 
@@ -369,7 +369,7 @@ static assay_status read_family(hf_reader *r)
     const yaml_node_t *router =
         assay_yaml_value(r->table, assay_yaml_value(r->table, table, "routers"), text_of(r->router));
     snprintf(r->config->model_name.text, sizeof r->config->model_name.text, "%s", r->model_type);
-    r->config->given[ASSAY_KEY_AT_model_name] = true;
+    r->config->is_set[ASSAY_KEY_AT_model_name] = true;
     if (router != NULL) MUST(assay_model_read_mapping(r->table, router, r->config));
     if (is != NULL) MUST(assay_model_read_mapping(r->table, is, r->config));
     if (own != NULL) r->keys[r->sets++] = own;

@@ -10,7 +10,7 @@
 #include "cases/case_internal.h"
 
 const assay_maxtext_key assay_maxtext_keys[ASSAY_MAXTEXT_KEYS] = {
-#define X(key, unchanging, parts) {#key, unchanging, parts},
+#define X(key, unchanging, components) {#key, unchanging, components},
     ASSAY_MAXTEXT_KEY_TABLE(X)
 #undef X
 };

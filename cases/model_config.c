@@ -34,11 +34,11 @@ const assay_model_config assay_model_defaults = {
 #define LEAST_S(value) 0
 #define LEAST_A(value) 0
 
-#include "cases/model_parts.inc"
+#include "cases/model_components.inc"
 
 const assay_model_key assay_model_keys[ASSAY_MODEL_KEYS] = {
-#define KEY(type, key, value, parts, weight, draws, choices)                                                           \
-    {#key, ASSAY_KEY_##type, offsetof(assay_model_config, key), LEAST_##type(value), parts, choices},
+#define KEY(type, key, value, components, weight, draws, choices)                                                      \
+    {#key, ASSAY_KEY_##type, offsetof(assay_model_config, key), LEAST_##type(value), components, choices},
 #include "cases/model_keys.inc"
 };
 
@@ -50,11 +50,11 @@ const assay_model_key *assay_model_key_by_name(const char *name)
     return NULL;
 }
 
-void assay_model_forget_given(assay_model_config *config)
+void assay_model_forget_set_keys(assay_model_config *config)
 {
-    const bool interleave = config->given[ASSAY_KEY_AT_rope_interleave];
-    memset(config->given, 0, sizeof config->given);
-    config->given[ASSAY_KEY_AT_rope_interleave] = interleave;
+    const bool interleave = config->is_set[ASSAY_KEY_AT_rope_interleave];
+    memset(config->is_set, 0, sizeof config->is_set);
+    config->is_set[ASSAY_KEY_AT_rope_interleave] = interleave;
 }
 
 void assay_model_key_text(const assay_model_key *key, const assay_model_config *config, char *text, size_t size)

@@ -33,7 +33,7 @@ enum {
 typedef struct assay_model_config {
 #define KEY(type, key, ...) ASSAY_KEY_TYPE_##type key;
 #include "cases/model_keys.inc"
-    bool given[ASSAY_MODEL_KEYS];           /* by a model or over it; what is not given is left open */
+    bool is_set[ASSAY_MODEL_KEYS];          /* by a model or over it; what is not given is left open */
     assay_text maxtext[ASSAY_MAXTEXT_KEYS]; /* of keys that are none of a case, where they might change something */
     bool weigh_biased, undivided, masked_at_zero, division_detached, router_detached,
         windows_in_odd_layers; /* no keys: what no model does, and mutants */
@@ -54,7 +54,7 @@ typedef struct assay_model_key {
     assay_key_type type;
     size_t offset;              /* of the value within assay_model_config */
     int64_t least;              /* of a whole number: -1 and 0 where the default is that, else 1 */
-    unsigned parts;             /* ASSAY_PART_...: an operation with one of these reads it */
+    unsigned components;        /* ASSAY_USES_...: an operation with one of these reads it */
     const char *const *choices; /* the texts that it takes, ended by NULL; NULL when it takes any */
 } assay_model_key;
 
@@ -62,7 +62,7 @@ extern const assay_model_key assay_model_keys[ASSAY_MODEL_KEYS];
 const assay_model_key *assay_model_key_by_name(const char *name); /* NULL when there is none */
 
 /* No key counts as given any more; rope_interleave stays as it was settled. */
-void assay_model_forget_given(assay_model_config *config);
+void assay_model_forget_set_keys(assay_model_config *config);
 
 /* Room for any value below. */
 #define ASSAY_KEY_VALUE_SIZE (9 * ASSAY_TEXT_SIZE)

@@ -104,8 +104,8 @@ static assay_status list_tensors(assay_context *ctx, const assay_fixture_reader 
 
 static bool is_null_row(const double row[ASSAY_NULL_COLUMNS])
 {
-    const double spread = row[ASSAY_NULL_SPREAD];
-    return spread > 0 && isfinite(spread) && row[ASSAY_NULL_LOW] <= row[ASSAY_NULL_HIGH] &&
+    const double deviation = row[ASSAY_NULL_DEVIATION];
+    return deviation > 0 && isfinite(deviation) && row[ASSAY_NULL_LOW] <= row[ASSAY_NULL_HIGH] &&
            row[ASSAY_NULL_MEMBERS] >= 2;
 }
 
@@ -137,7 +137,7 @@ static assay_status read_null(assay_context *ctx, const assay_comparison *c, ass
         const int stored = assay_statistic_row(shape, s);
         if (stored < 0 || stored >= null->shape.dims[0]) continue;
         memcpy(row, rows + stored * ASSAY_NULL_COLUMNS, ASSAY_NULL_COLUMNS * sizeof *row);
-        if (row[ASSAY_NULL_SPREAD] == 0) continue;
+        if (row[ASSAY_NULL_DEVIATION] == 0) continue;
         if (!is_null_row(row)) {
             return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: row %d is no null distribution", path, stored);
         }
@@ -341,7 +341,7 @@ cleanup:
  * series bounds. `expected` begins with the size of kernels that round their sums once. */
 static double least_of_form(const double expected[ASSAY_NULL_COLUMNS], double tail)
 {
-    const double spread = expected[ASSAY_NULL_SPREAD], half = 1 / (4 * spread * spread);
+    const double deviation = expected[ASSAY_NULL_DEVIATION], half = 1 / (4 * deviation * deviation);
     return expected[ASSAY_NULL_LOW] + 0.5 * ((log(tail) + lgamma(half + 1)) / half - log(half));
 }
 
@@ -360,7 +360,7 @@ static bool errs_as_form(const assay_report *accurate, const assay_report *inacc
     bool any = false;
     for (int i = 0; i < accurate->count; i++) {
         const assay_statistic_result *size = &inaccurate->tensors[i].statistics[ASSAY_STATISTIC_SIZE];
-        if (size->expected[ASSAY_NULL_SPREAD] == 0) continue;
+        if (size->expected[ASSAY_NULL_DEVIATION] == 0) continue;
         const bool errs = size->value >= least_of_form(size->expected, tail / accurate->count);
         if (accurate->tensors[i].verdict == ASSAY_FAIL && !errs) return false;
         any |= errs;

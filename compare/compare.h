@@ -54,7 +54,7 @@ typedef struct assay_statistic_result {
     double
         expected[ASSAY_NULL_COLUMNS]; /* the golden's null distribution; without a spread the statistic is not used */
     double value, least, most;        /* what was found, and what is allowed */
-    double spreads;                   /* how many of them beyond the range are allowed */
+    double deviations;                /* how many of them beyond the range are allowed */
     int64_t slice;
     double slope;  /* of the slice, where the statistic is one of slopes */
     double excess; /* how far out over how far out it may be: above 1 fails */

@@ -199,7 +199,7 @@ static void write_statistics(FILE *out, const assay_tensor_result *r)
     fprintf(out, "<div class=\"wide\"><table><tr><th>statistic</th><th>where</th><th>found, and expected of correct "
                  "implementations</th><th class=\"n\">of what is allowed</th></tr>");
     for (int i = 0; i < r->statistics_count; i++) {
-        if (r->statistics[i].expected[ASSAY_NULL_SPREAD] == 0) continue;
+        if (r->statistics[i].expected[ASSAY_NULL_DEVIATION] == 0) continue;
         assay_slice_text(r, i, slice);
         assay_statistic_text(r, i, text);
         fprintf(out, "<tr><td>%s</td><td><code>%s</code></td><td class=\"why\">%s</td><td class=\"n\">%.3g</td></tr>",

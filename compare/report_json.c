@@ -108,14 +108,14 @@ static bool put_statistics(cJSON *object, const assay_tensor_result *r)
         const assay_statistic_result *s = &r->statistics[i];
         const bool size = assay_statistic_is_size(i);
         char slice[ASSAY_SLICE_TEXT];
-        if (s->expected[ASSAY_NULL_SPREAD] == 0) continue;
+        if (s->expected[ASSAY_NULL_DEVIATION] == 0) continue;
         assay_slice_text(r, i, slice);
         cJSON *item = start_element(array);
         ok = item != NULL && put_text(item, "name", assay_statistic_name(i)) && put_text(item, "slice", slice) &&
              put_number(item, "value", size ? exp(s->value) : s->value) &&
              put_number(item, "least", size ? 0 : s->least) &&
              put_number(item, "most", size ? exp(s->most) : s->most) && put_number(item, "excess", s->excess) &&
-             put_number(item, "spreads", s->spreads) && put_number(item, "members", s->expected[ASSAY_NULL_MEMBERS]);
+             put_number(item, "spreads", s->deviations) && put_number(item, "members", s->expected[ASSAY_NULL_MEMBERS]);
     }
     return ok;
 }

@@ -138,7 +138,7 @@ static void write_statistics(FILE *out, const assay_tensor_result *r, bool all)
 {
     char slice[ASSAY_SLICE_TEXT], text[ASSAY_SLICE_TEXT];
     for (int i = 0; r->worst_statistic >= 0 && i < r->statistics_count; i++) {
-        if (r->statistics[i].expected[ASSAY_NULL_SPREAD] == 0 || (!all && i != r->worst_statistic)) continue;
+        if (r->statistics[i].expected[ASSAY_NULL_DEVIATION] == 0 || (!all && i != r->worst_statistic)) continue;
         assay_slice_text(r, i, slice);
         assay_statistic_text(r, i, text);
         fprintf(out, "    %-7s %s%s%s, %.3g times what is allowed\n", assay_statistic_name(i), slice,

@@ -67,7 +67,7 @@ static void measure(const scan *s, block *b)
     b->nonzero = nonzero;
 }
 
-static bool is_held_by(assay_dtype type, double value)
+static bool is_representable(assay_dtype type, double value)
 {
     return assay_dtype_round(type, value, false) == value;
 }
@@ -89,7 +89,7 @@ static double excess_of(const scan *s, double golden, double candidate, double s
     if (scale > 0.0) return error / (quantile * scale + rounding);
     if (s->has_errors && s->storage == ASSAY_FLOAT64 && golden != 0)
         return error / fmax(2 * rounding, quantile * SCALE_FLOOR);
-    if (is_held_by(s->storage, golden) && is_held_by(s->result->candidate_type, golden)) {
+    if (is_representable(s->storage, golden) && is_representable(s->result->candidate_type, golden)) {
         return fabs(as_stored(s, candidate) - golden) <= quantile * SCALE_FLOOR ? 0.0 : INFINITY;
     }
     return error / (rounding + quantile * SCALE_FLOOR);
@@ -225,9 +225,9 @@ static void look_at_grids(scan *s, const block *b)
         if (assay_tensor_kept(&s->result->spec) == ASSAY_KEPT_STORED) return;
         if (assay_dtype_unit_roundoff(type) <= assay_dtype_unit_roundoff(s->storage)) continue;
         for (int64_t i = 0; i < b->count; i++) {
-            if (!is_held_by(type, b->candidate[i])) {
+            if (!is_representable(type, b->candidate[i])) {
                 s->facts->fine[k]++;
-            } else if (!is_held_by(type, b->golden[i])) {
+            } else if (!is_representable(type, b->golden[i])) {
                 s->facts->coarse[k]++;
                 const double ratio = b->error[i] / (b->scale[i] + SCALE_FLOOR);
                 s->facts->coarse_squares[k] += ratio * ratio;
@@ -259,11 +259,11 @@ static void judge_statistics(scan *s)
     assay_statistics found;
     double members = 0, quantile = 0;
     assay_statistics_finish(&s->statistics, &found);
-    if (found.least_spreads[ASSAY_STATISTIC_SIZE] == 0) return; /* nothing that is finite */
+    if (found.least_deviations[ASSAY_STATISTIC_SIZE] == 0) return; /* nothing that is finite */
     for (int i = 0; i < r->statistics_count; i++) {
         assay_statistic_result *to = &r->statistics[i];
-        const double *expected = to->expected, spread = expected[ASSAY_NULL_SPREAD];
-        if (spread == 0) continue;
+        const double *expected = to->expected, deviation = expected[ASSAY_NULL_DEVIATION];
+        if (deviation == 0) continue;
         if (expected[ASSAY_NULL_MEMBERS] != members) { /* for most tensors the same for all */
             members = expected[ASSAY_NULL_MEMBERS];
             quantile = assay_statistic_quantile(&s->c->thresholds, members);
@@ -272,9 +272,9 @@ static void judge_statistics(scan *s)
         to->slice = found.slices[i];
         to->slope = found.slopes[i];
         const double allowed = quantile * assay_statistic_widening(i, &found);
-        to->spreads = allowed;
-        to->least = expected[ASSAY_NULL_LOW] - allowed * spread;
-        to->most = expected[ASSAY_NULL_HIGH] + allowed * spread;
+        to->deviations = allowed;
+        to->least = expected[ASSAY_NULL_LOW] - allowed * deviation;
+        to->most = expected[ASSAY_NULL_HIGH] + allowed * deviation;
         to->excess = assay_statistic_deviation(i, to->value, expected) / allowed;
         if (r->worst_statistic < 0 || to->excess > r->statistics[r->worst_statistic].excess) r->worst_statistic = i;
         if (i == ASSAY_STATISTIC_SLOPE && assay_statistic_deviation(i, -1, expected) > quantile) {
@@ -298,7 +298,8 @@ static void finish(scan *s)
 static bool has_errors(const assay_tensor_result *result)
 {
     bool found = false;
-    for (int i = 0; i < result->statistics_count; i++) found |= result->statistics[i].expected[ASSAY_NULL_SPREAD] > 0;
+    for (int i = 0; i < result->statistics_count; i++)
+        found |= result->statistics[i].expected[ASSAY_NULL_DEVIATION] > 0;
     return found;
 }
 

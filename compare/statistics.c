@@ -319,7 +319,7 @@ static void set_size(assay_statistics *found, int statistic, double squares, dou
 {
     found->values[statistic] = log_rms(squares, count);
     found->slices[statistic] = slice;
-    found->least_spreads[statistic] = 1 / sqrt(2 * fmax(count, 1));
+    found->least_deviations[statistic] = 1 / sqrt(2 * fmax(count, 1));
 }
 
 /* Of `slices` slices of `step` indices each the one with the largest RMS. */
@@ -349,7 +349,7 @@ static void set_slope(const assay_statistics_pass *pass, assay_statistics *found
     found->values[statistic] = sqrt(worst->square);
     found->slices[statistic] = worst->slice;
     found->slopes[statistic] = worst->slope;
-    found->least_spreads[statistic] = largest * sqrt(pass->all / pass->count);
+    found->least_deviations[statistic] = largest * sqrt(pass->all / pass->count);
 }
 
 /* Of results that many statistics are taken of. */
@@ -408,15 +408,15 @@ void assay_statistics_finish(const assay_statistics_pass *pass, assay_statistics
     const double signs = assay_add_lanes(pass->sums.signed_count);
     set_size(found, ASSAY_STATISTIC_SIZE, pass->all, pass->count, 0);
     found->values[ASSAY_STATISTIC_BIAS] = assay_add_lanes(pass->sums.errors) / pass->count;
-    found->least_spreads[ASSAY_STATISTIC_BIAS] = rms / sqrt(pass->count);
+    found->least_deviations[ASSAY_STATISTIC_BIAS] = rms / sqrt(pass->count);
     if (weights > 0) {
         found->values[ASSAY_STATISTIC_SLOPE] = pass->all_products / weights;
-        found->least_spreads[ASSAY_STATISTIC_SLOPE] = rms / sqrt(weights);
+        found->least_deviations[ASSAY_STATISTIC_SLOPE] = rms / sqrt(weights);
     }
     found->values[ASSAY_STATISTIC_SIGN] = 0.5 * assay_add_lanes(pass->sums.signs) / pass->count;
-    found->least_spreads[ASSAY_STATISTIC_SIGN] = 0.5 * sqrt(signs) / pass->count;
+    found->least_deviations[ASSAY_STATISTIC_SIGN] = 0.5 * sqrt(signs) / pass->count;
     found->values[ASSAY_STATISTIC_TOWARD_ZERO] = -0.5 * assay_add_lanes(pass->sums.outward) / pass->count;
-    found->least_spreads[ASSAY_STATISTIC_TOWARD_ZERO] = found->least_spreads[ASSAY_STATISTIC_SIGN];
+    found->least_deviations[ASSAY_STATISTIC_TOWARD_ZERO] = found->least_deviations[ASSAY_STATISTIC_SIGN];
     set_size(found, ASSAY_STATISTIC_ROW, pass->worst_row, pass->worst_row_count, pass->worst_row_index);
     if (last >= 0 && axis_is_summed(shape, last)) {
         set_largest(found, ASSAY_STATISTIC_TILE, pass->squares[last], pass->counts[last], shape->dims[last],
@@ -448,5 +448,5 @@ double assay_statistic_deviation(int statistic, double value, const double expec
     const double low = expected[ASSAY_NULL_LOW], high = expected[ASSAY_NULL_HIGH];
     double distance = value > high ? value - high : 0;
     if (!assay_statistic_is_size(statistic) && value < low) distance = low - value;
-    return expected[ASSAY_NULL_SPREAD] > 0 ? distance / expected[ASSAY_NULL_SPREAD] : 0;
+    return expected[ASSAY_NULL_DEVIATION] > 0 ? distance / expected[ASSAY_NULL_DEVIATION] : 0;
 }

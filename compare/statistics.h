@@ -54,7 +54,7 @@ int64_t assay_statistic_slices(const assay_shape *shape, int statistic);
 double assay_largest_of_slices(int64_t slices);
 
 /* Columns of null/PROFILE/<path>. A correct implementation is expected in [low, high], give or take a spread. */
-enum { ASSAY_NULL_LOW, ASSAY_NULL_HIGH, ASSAY_NULL_SPREAD, ASSAY_NULL_MEMBERS, ASSAY_NULL_COLUMNS };
+enum { ASSAY_NULL_LOW, ASSAY_NULL_HIGH, ASSAY_NULL_DEVIATION, ASSAY_NULL_MEMBERS, ASSAY_NULL_COLUMNS };
 
 /* What a tensor's errors came to. Where nothing counts, every value is 0 and every least spread too. */
 typedef struct assay_statistics {
@@ -62,7 +62,7 @@ typedef struct assay_statistics {
     int64_t slices[ASSAY_STATISTICS]; /* index of the row, tile or index along the axis with the largest RMS or |z| */
     double slopes[ASSAY_STATISTICS];  /* of slices: there */
     /* The spread that independent errors would have: no ensemble of a few members may claim a smaller one. */
-    double least_spreads[ASSAY_STATISTICS];
+    double least_deviations[ASSAY_STATISTICS];
 } assay_statistics;
 
 /* What the elements of a pass add up to, in lanes: by the last axis' index modulo 8. */

@@ -48,7 +48,7 @@
 #include "oracle/ops/gmm_layout.h"
 #include "oracle/ops/merge_states.h"
 #include "oracle/ops/quant_recipe.h"
-#include "oracle/ops/quantised_spread.h"
+#include "oracle/ops/quantised_deviation.h"
 #include "oracle/ops/quantize.h"
 #include "oracle/ops/requantise.h"
 #include "oracle/ops/rms_norm.h"

@@ -65,7 +65,7 @@ TEST_WITH_CONTEXT(a_short_case_says_the_same)
     OWNED_BY(free_case) assay_case *again = case_from(text);
     OWNED char *one = whole(&ctx, c), *other = whole(&ctx, again);
     assert_string_equal(one, other);
-    assert_memory_equal(c->config.given, again->config.given, sizeof c->config.given);
+    assert_memory_equal(c->config.is_set, again->config.is_set, sizeof c->config.is_set);
     assay_case_leave_open(c, ASSAY_KEY_AT_routed_bias);
     assert_false(c->config.routed_bias || assay_case_says_key(c, ASSAY_KEY_AT_routed_bias));
 }

@@ -87,7 +87,7 @@ TEST(the_page_shows_what_is_wrong)
     report.routing = (assay_routing_summary){.judged = true, .tokens = 7, .exact = 5, .admissible = 2};
     report.tensors[0].statistics_count = 1;
     report.tensors[0].worst_statistic = 0;
-    report.tensors[0].statistics[0].expected[ASSAY_NULL_SPREAD] = 0.25;
+    report.tensors[0].statistics[0].expected[ASSAY_NULL_DEVIATION] = 0.25;
     report.tensors[0].statistics[0].excess = 1.625;
     report.power =
         (assay_power){.stated = true, .effective = 9, .detected = 8, .stated_by_stage = true, .detected_by_stage = 9};

@@ -190,7 +190,7 @@ TEST(what_does_not_count)
     check(&e);
     for (int64_t i = 0; i < e.count; i++) e.scale[i] = 0;
     const assay_statistics found = measure(&e, e.count);
-    for (int s = 0; s < ASSAY_STATISTICS; s++) assert_true(found.values[s] == 0 && found.least_spreads[s] == 0);
+    for (int s = 0; s < ASSAY_STATISTICS; s++) assert_true(found.values[s] == 0 && found.least_deviations[s] == 0);
 }
 
 TEST(pieces_make_no_difference)

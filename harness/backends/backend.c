@@ -257,7 +257,7 @@ static assay_status run_again(assay_context *ctx, const assay_backend_call *call
     const double seconds = end->seconds;
     const bool earlier = first->folder[0] == '\0';
     remove_folder(first);
-    if (!earlier && assay_backend_place_is_taken(first->candidate)) {
+    if (!earlier && assay_backend_path_exists(first->candidate)) {
         assay_backend_fail(end, "the first run's candidate cannot be removed");
         return ASSAY_OK;
     }
@@ -285,7 +285,7 @@ static assay_status take(assay_context *ctx, const assay_backend_call *call, con
 {
     const char *const places[] = {call->golden, call->candidate, call->log};
     for (int i = 0; i < 3; i++) {
-        if (places[i] == NULL || !assay_backend_place_is_taken(places[i])) continue;
+        if (places[i] == NULL || !assay_backend_path_exists(places[i])) continue;
         char message[600];
         snprintf(message, sizeof message, "the backend left something at %.500s", places[i]);
         assay_backend_fail(end, message);

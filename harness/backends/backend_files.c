@@ -114,7 +114,7 @@ void assay_backend_file(char *path, size_t size, const char *folder, const char 
     snprintf(path, size, "%s/%s.%s", folder, flat, what);
 }
 
-bool assay_backend_place_is_taken(const char *path)
+bool assay_backend_path_exists(const char *path)
 {
     struct stat found;
     return lstat(path, &found) == 0;

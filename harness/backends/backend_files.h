@@ -27,7 +27,7 @@ void assay_backend_folders_sweep(void);
 void assay_backend_file(char *path, size_t size, const char *folder, const char *name, const char *what);
 
 /* Something lies there, of whatever kind. */
-bool assay_backend_place_is_taken(const char *path);
+bool assay_backend_path_exists(const char *path);
 /* Removes the file that lies there, if one does. */
 assay_status assay_backend_clear_place(assay_context *ctx, const char *path);
 

@@ -178,12 +178,12 @@ static bool direction_of_sketch(const void *self, const char *path, int64_t inde
 {
     char whole[ASSAY_PATH_SIZE];
     const sketches *all = self;
-    assay_sketch_part part;
-    assay_sketch_whole_path(path, whole, &part);
+    assay_sketch_component component;
+    assay_sketch_tensor_path(path, whole, &component);
     for (int i = 0; i < all->count; i++) {
         if (strcmp(all->items[i].spec.path, whole) != 0) continue;
         snprintf(of, ASSAY_PATH_SIZE, "%s", whole + strlen("gradients/"));
-        if (signs != NULL) assay_sketch_signs(&all->items[i], part, index, signs);
+        if (signs != NULL) assay_sketch_signs(&all->items[i], component, index, signs);
         return true;
     }
     return false;

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 
 #include "compare/printable.h"
-#include "fixtures/whole_file.h"
+#include "fixtures/atomic_file.h"
 #include "harness/backends/backend_files.h"
 #include "harness/backends/server.h"
 #include "harness/commands/command.h"
@@ -39,7 +39,7 @@ static assay_status write_files(assay_context *ctx, const assay_options *options
     char path[2304];
     OWNED char *command = NULL;
     size_t size = 0;
-    MUST(assay_write_whole_file(ctx, file, yaml));
+    MUST(assay_write_file_atomically(ctx, file, yaml));
     if (a->golden.reader != NULL) {
         assay_backend_file(path, sizeof path, options->output, found->c.name, "golden.h5");
         MUST(assay_golden_write(ctx, &a->plan, path, NULL, true));
@@ -50,7 +50,7 @@ static assay_status write_files(assay_context *ctx, const assay_options *options
     fprintf(out, " -v\n");
     if (!assay_text_close(out, &command)) MUST(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the command"));
     assay_backend_file(path, sizeof path, options->output, found->c.name, "reproduce.txt");
-    return assay_write_whole_file(ctx, path, command);
+    return assay_write_file_atomically(ctx, path, command);
 }
 
 static void print_shapes(const assay_plan *plan)
@@ -218,7 +218,7 @@ static assay_status write_draw(assay_context *ctx, const assay_options *options,
     MUST(assay_case_set(ctx, &c, set));
     MUST(assay_case_brief_yaml(ctx, &c, &yaml));
     assay_backend_file(file, sizeof file, options->output, c.name, "yml");
-    return assay_write_whole_file(ctx, file, yaml);
+    return assay_write_file_atomically(ctx, file, yaml);
 }
 
 static assay_status draw_only(assay_context *ctx, const assay_options *options, int *exit_code)

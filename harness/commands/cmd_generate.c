@@ -112,8 +112,8 @@ static assay_status write_of_golden(assay_context *ctx, const assay_options *opt
     MUST(assay_golden_open(ctx, stored, &golden));
     MUST(assay_golden_plan(ctx, &golden, NULL));
     golden.plan.recipe = !options->materialise;
-    const assay_source given = assay_golden_inputs(golden.reader);
-    return assay_request_write_from(ctx, &golden.plan, path, &given, options->quiet);
+    const assay_source source = assay_golden_inputs(golden.reader);
+    return assay_request_write_from(ctx, &golden.plan, path, &source, options->quiet);
 }
 
 /* What a case is written as. */

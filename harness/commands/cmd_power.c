@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fixtures/whole_file.h"
+#include "fixtures/atomic_file.h"
 #include "harness/commands/command.h"
 #include "harness/fixes/fixes.h"
 #include "harness/plan/golden_open.h"
@@ -225,7 +225,7 @@ static assay_status write_json(assay_context *ctx, const char *path, const cJSON
 {
     char *text = cJSON_Print(root);
     if (text == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report");
-    assay_status status = assay_write_whole_file(ctx, path, text);
+    assay_status status = assay_write_file_atomically(ctx, path, text);
     free(text);
     return status;
 }

@@ -68,12 +68,12 @@ static void print_tensors(const assay_plan *plan)
         for (int axis = 0; axis < spec->shape.rank; axis++) printf("%s%s", axis > 0 ? "," : "", spec->labels[axis]);
         if (assay_role_is_input(spec->role)) {
             const assay_tensor_entry *entry = assay_tensor_list_find(&plan->list, spec->path);
-            const assay_case_input *given = assay_case_input_of(plan->c, spec->path);
+            const assay_case_input *rule = assay_case_input_of(plan->c, spec->path);
             printf("  ");
-            if (given == NULL && entry->derived) {
+            if (rule == NULL && entry->derived) {
                 printf("follows from the other inputs");
             } else {
-                print_fill(given != NULL ? &given->fill : &entry->fill);
+                print_fill(rule != NULL ? &rule->fill : &entry->fill);
             }
         }
         printf("\n");

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fixtures/whole_file.h"
+#include "fixtures/atomic_file.h"
 #include "harness/commands/command.h"
 #include "oracle/base/memory.h"
 #include "oracle/layer/schedule_events.h"
@@ -58,7 +58,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     if (memory == NULL || !assay_text_close(memory, &text)) {
         return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the trace of %s", path);
     }
-    return assay_write_whole_file(ctx, options->output, text);
+    return assay_write_file_atomically(ctx, options->output, text);
 }
 
 const assay_command assay_command_trace = {

@@ -6,7 +6,7 @@
 
 #include "cases/yaml_reader.h"
 #include "compare/profile_yaml.h"
-#include "fixtures/whole_file.h"
+#include "fixtures/atomic_file.h"
 #include "harness/backends/server.h"
 
 int assay_exit_of(assay_verdict verdict)
@@ -114,10 +114,10 @@ assay_status assay_command_check_reports(assay_context *ctx, const assay_options
 {
     const char *const files[] = {options->json_file, options->junit_file, options->html_file};
     for (int i = 0; i < 3; i++) {
-        assay_whole_file file;
+        assay_atomic_file file;
         if (files[i] == NULL) continue;
-        MUST(assay_whole_file_create(ctx, files[i], &file));
-        assay_whole_file_abandon(&file);
+        MUST(assay_atomic_file_create(ctx, files[i], &file));
+        assay_atomic_file_abandon(&file);
     }
     return ASSAY_OK;
 }
@@ -128,19 +128,19 @@ assay_status assay_command_write_reports(assay_context *ctx, const assay_options
     OWNED char *text = NULL;
     if (options->json_file != NULL) {
         MUST(assay_report_json(ctx, count, reports, &text));
-        MUST(assay_write_whole_file(ctx, options->json_file, text));
+        MUST(assay_write_file_atomically(ctx, options->json_file, text));
         free(text);
         text = NULL;
     }
     if (options->junit_file != NULL) {
         MUST(assay_report_junit(ctx, count, reports, &text));
-        MUST(assay_write_whole_file(ctx, options->junit_file, text));
+        MUST(assay_write_file_atomically(ctx, options->junit_file, text));
         free(text);
         text = NULL;
     }
     if (options->html_file != NULL) {
         MUST(assay_report_html(ctx, count, reports, &text));
-        MUST(assay_write_whole_file(ctx, options->html_file, text));
+        MUST(assay_write_file_atomically(ctx, options->html_file, text));
     }
     return ASSAY_OK;
 }

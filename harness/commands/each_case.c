@@ -68,7 +68,7 @@ static assay_status do_case(assay_context *ctx, const assay_each *each, int i, o
     return o->status;
 }
 
-static assay_status take_outcome(assay_context *ctx, const assay_each *each, int i, const outcome *o)
+static assay_status report_outcome(assay_context *ctx, const assay_each *each, int i, const outcome *o)
 {
     if (o->of[ERROR].text != NULL) fwrite(o->of[ERROR].text, 1, o->of[ERROR].size, stderr);
     if (o->of[TEXT].text != NULL) fwrite(o->of[TEXT].text, 1, o->of[TEXT].size, stdout);
@@ -91,12 +91,12 @@ static assay_status do_here(assay_context *ctx, const assay_each *each, int i)
     return status;
 }
 
-static assay_status take_ready(assay_context *ctx, sharing *s)
+static assay_status report_ready(assay_context *ctx, sharing *s)
 {
     assay_status status = ASSAY_OK;
     for (; status == ASSAY_OK && s->taken < s->each->count && s->there[s->taken]; s->taken++) {
         assay_progress_end(&s->progress);
-        status = take_outcome(ctx, s->each, s->taken, &s->outcomes[s->taken]);
+        status = report_outcome(ctx, s->each, s->taken, &s->outcomes[s->taken]);
     }
     return status;
 }
@@ -148,7 +148,7 @@ static assay_status apart_take(assay_context *ctx, void *self, int piece, assay_
     snprintf(line, sizeof line, "case %d of %d: %.256s", i + 1, s->each->count, message);
     MUST(unpack(ctx, s, i, status, result == NULL ? line : message, result, size)); /* NULL: the process died */
     assay_progress_add(&s->progress, 1, "cases");
-    return take_ready(ctx, s);
+    return report_ready(ctx, s);
 }
 
 /* Small ones first, of which the processes begin before this one has threads; then, in order, what is left. */
@@ -169,7 +169,7 @@ static assay_status do_apart(assay_context *ctx, sharing *s)
         if (!s->there[s->taken]) {
             status = do_here(ctx, s->each, s->taken++);
         } else {
-            status = take_ready(ctx, s);
+            status = report_ready(ctx, s);
         }
     }
     return status;
@@ -235,11 +235,11 @@ static assay_status collect_cases(assay_context *ctx, sharing *s)
         well = do_case(ctx, each, i, &s->outcomes[i]) == ASSAY_OK;
         s->there[i] = true;
         for (int rank = 1; rank < each->ranks->transport.size; rank++) MUST(hear(ctx, s, rank, false));
-        MUST(take_ready(ctx, s));
+        MUST(report_ready(ctx, s));
     }
     while (s->taken < each->count) {
         MUST(hear(ctx, s, s->numbers[s->taken], true));
-        MUST(take_ready(ctx, s));
+        MUST(report_ready(ctx, s));
     }
     return ASSAY_OK;
 }

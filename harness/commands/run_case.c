@@ -133,8 +133,8 @@ static assay_status write_request(assay_context *ctx, const assay_options *optio
     assay_plan plan = p->plan;
     plan.recipe = options->recipe;
     if (p->stored == NULL) return assay_request_write(ctx, &plan, path, NULL, options->quiet);
-    const assay_source given = assay_golden_inputs(p->stored);
-    return assay_request_write_from(ctx, &plan, path, &given, options->quiet);
+    const assay_source source = assay_golden_inputs(p->stored);
+    return assay_request_write_from(ctx, &plan, path, &source, options->quiet);
 }
 
 static assay_status compare_files(assay_context *ctx, const assay_options *options, const assay_profile *profile,

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fixtures/whole_file.h"
+#include "fixtures/atomic_file.h"
 #include "harness/judge/case_steps.h"
 #include "oracle/base/memory.h"
 
@@ -84,7 +84,7 @@ static assay_status write_picture(assay_context *ctx, const char *path, const as
     FILE *out = assay_text_open(&text, &size);
     const bool drawn = out != NULL && assay_steps_draw(out, steps, NULL, 0);
     const bool whole = out != NULL && assay_text_close(out, &text) && drawn;
-    const assay_status status = whole ? assay_write_whole_file(ctx, path, text)
+    const assay_status status = whole ? assay_write_file_atomically(ctx, path, text)
                                       : assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the picture of the steps");
     free(text);
     return status;

@@ -35,8 +35,8 @@ static bool find_halves(const assay_tensor_set *tensors, const assay_tensor_spec
     found->layouts.theirs = 0;
     for (int i = 0; i < 2; i++) {
         if (!renamed(spec->path, "wi", halves[i], path)) return false;
-        found->part[i] = assay_tensor_set_find(tensors, path);
-        if (found->part[i] == NULL || 2 * found->part[i]->count != assay_shape_count(&spec->shape)) return false;
+        found->origin[i] = assay_tensor_set_find(tensors, path);
+        if (found->origin[i] == NULL || 2 * found->origin[i]->count != assay_shape_count(&spec->shape)) return false;
     }
     return true;
 }
@@ -48,12 +48,12 @@ static bool find_whole(const assay_tensor_set *tensors, const assay_tensor_spec 
     char path[ASSAY_PATH_SIZE];
     found->hidden = found->width;
     found->layouts = (assay_layouts){.theirs = layouts.theirs};
-    found->part[1] = NULL;
+    found->origin[1] = NULL;
     for (int i = 0; i < 2; i++) {
         if (!renamed(spec->path, halves[i], "wi", path)) continue;
         found->half = i;
-        found->part[0] = assay_tensor_set_find(tensors, path);
-        return found->part[0] != NULL && found->part[0]->count == 2 * assay_shape_count(&spec->shape);
+        found->origin[0] = assay_tensor_set_find(tensors, path);
+        return found->origin[0] != NULL && found->origin[0]->count == 2 * assay_shape_count(&spec->shape);
     }
     return false;
 }
@@ -81,16 +81,16 @@ static bool find_last_expert(const assay_tensor_set *tensors, const assay_tensor
     if (at == NULL || end == NULL) return false;
     const char *name = at + sizeof folder - 1;
     snprintf(path, sizeof path, "%.*s%.*s", (int)(at - spec->path), spec->path, (int)(end - name), name);
-    found->part[0] = assay_tensor_set_find(tensors, path);
-    for (int i = 0; i < 2 && found->part[0] == NULL; i++) {
+    found->origin[0] = assay_tensor_set_find(tensors, path);
+    for (int i = 0; i < 2 && found->origin[0] == NULL; i++) {
         if (!renamed(path, halves[i], "wi", whole)) continue;
-        found->part[0] = assay_tensor_set_find(tensors, whole);
+        found->origin[0] = assay_tensor_set_find(tensors, whole);
         found->hidden = found->width;
         found->layouts = (assay_layouts){.theirs = layouts.theirs};
         found->half = i;
     }
-    if (found->part[0] == NULL) return false;
-    const int64_t experts = found->part[0]->spec.shape.dims[0], size = found->part[0]->count / experts;
+    if (found->origin[0] == NULL) return false;
+    const int64_t experts = found->origin[0]->spec.shape.dims[0], size = found->origin[0]->count / experts;
     found->first = (experts - 1) * size;
     return size == (found->hidden > 0 ? 2 : 1) * assay_shape_count(&spec->shape);
 }
@@ -167,7 +167,7 @@ bool assay_find_counterpart(const assay_tensor_set *tensors, const assay_tensor_
 {
     const assay_tensor *same = assay_tensor_set_find(tensors, spec->path);
     const int64_t width = spec->shape.rank > 0 ? spec->shape.dims[spec->shape.rank - 1] : 1;
-    *found = (assay_counterpart){.part = {same, NULL}, .width = width, .layouts = layouts};
+    *found = (assay_counterpart){.origin = {same, NULL}, .width = width, .layouts = layouts};
     if (layouts.own != layouts.theirs && assay_path_is_prefused(spec->path)) found->hidden = width / 2;
     if (!assay_path_ends(spec->path, "wi")) {
         found->layouts.own = shards_of_part(layouts.own, layouts.parts);
@@ -193,7 +193,7 @@ bool assay_find_counterpart(const assay_tensor_set *tensors, const assay_tensor_
 
 static int64_t reversed_place(const assay_counterpart *c, int64_t index)
 {
-    const assay_tensor_spec *spec = &c->part[0]->spec;
+    const assay_tensor_spec *spec = &c->origin[0]->spec;
     int64_t place = 0, step = 1;
     for (int axis = spec->shape.rank - 1; axis >= 0; axis--) {
         const int64_t size = spec->shape.dims[axis], at = index % size;
@@ -239,9 +239,9 @@ assay_status assay_counterpart_read(assay_context *ctx, const assay_tensor_set *
     }
     for (int64_t i = 0; i < to->count; i++) {
         int64_t at = 0;
-        const int part = assay_counterpart_at(&found, i, &at);
-        if (to->indices != NULL) to->indices[i] = found.part[part]->indices[at];
-        if (to->values != NULL) to->values[i] = found.part[part]->values[at];
+        const int origin = assay_counterpart_at(&found, i, &at);
+        if (to->indices != NULL) to->indices[i] = found.origin[origin]->indices[at];
+        if (to->values != NULL) to->values[i] = found.origin[origin]->values[at];
     }
     to->written = to->count;
     return ASSAY_OK;

@@ -18,14 +18,14 @@ typedef struct assay_layouts {
 
 /* Where the elements of a tensor of one form lie in the other's tensors. */
 typedef struct assay_counterpart {
-    const assay_tensor *part[2]; /* [1]: the second half of a fused kernel; else NULL */
-    int64_t width;               /* of a row of the tensor */
-    int64_t hidden;              /* of gate and of up, of which the tensor is one or both; 0: the same elements */
-    int64_t half;                /* 1: the tensor is up alone */
-    int64_t first;               /* where the part begins that is meant */
-    int64_t tokens;              /* of a sequence here, which is one there; 0: sequences are the same */
-    assay_layouts layouts;       /* own 0: it is one of them alone; theirs 0: the parts are */
-    bool on_shards;              /* part[0] is this weight on the shards of this block */
+    const assay_tensor *origin[2]; /* [1]: the second half of a fused kernel; else NULL */
+    int64_t width;                 /* of a row of the tensor */
+    int64_t hidden;                /* of gate and of up, of which the tensor is one or both; 0: the same elements */
+    int64_t half;                  /* 1: the tensor is up alone */
+    int64_t first;                 /* where the part begins that is meant */
+    int64_t tokens;                /* of a sequence here, which is one there; 0: sequences are the same */
+    assay_layouts layouts;         /* own 0: it is one of them alone; theirs 0: the parts are */
+    bool on_shards;                /* part[0] is this weight on the shards of this block */
     quad_moe_config block;
     int weight;
 } assay_counterpart;

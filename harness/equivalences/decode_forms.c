@@ -16,7 +16,7 @@ typedef struct side {
 bool assay_decode_lies_elsewhere(const assay_case *one, const assay_case *other)
 {
     const assay_model_config *a = &one->config, *b = &other->config;
-    return (assay_operation_by_name(one->op)->parts & ASSAY_PART_DECODE) != 0 &&
+    return (assay_operation_by_name(one->op)->components & ASSAY_USES_DECODE) != 0 &&
            (one->batch != other->batch || a->pagedattn_num_pages != b->pagedattn_num_pages ||
             a->pagedattn_tokens_per_page != b->pagedattn_tokens_per_page);
 }

@@ -49,7 +49,7 @@ bool assay_other_form_of(const assay_case *c, const assay_equivalence *equivalen
         const bool quantises = c->config.quant_recipe.text[0] != '\0' || c->config.quant_hidden_format.text[0] != '\0';
         if (!quantises) form->c.config.quant_scale_rounding = assay_model_defaults.quant_scale_rounding;
     }
-    assay_model_forget_given(&form->c.config); /* what the user said was held against the form that it was said of */
+    assay_model_forget_set_keys(&form->c.config); /* what the user said was held against the form that it was said of */
     if (!equivalence->other(c, form)) return false;
     if (c->config.quant_recipe.text[0] == '\0') return true;
     return form_has_same_scales(c, &form->c) && form_is_case(&form->c); /* a recipe is not in every form */

@@ -158,17 +158,17 @@ static assay_status write_counterpart(assay_context *ctx, assay_fixture_writer *
     const assay_tensor *scale[2] = {NULL, NULL};
     assay_tensor_spec spec = tensor->spec;
     if (!assay_find_counterpart(&one->results, &tensor->spec, layouts, &found)) return ASSAY_OK;
-    for (int part = 0; part < 2 && found.part[part] != NULL; part++) {
-        if (!assay_tensor_is_complete(found.part[part])) return ASSAY_OK;
-        scale[part] = assay_results_scales(&one->results, profile, found.part[part]->spec.path);
+    for (int origin = 0; origin < 2 && found.origin[origin] != NULL; origin++) {
+        if (!assay_tensor_is_complete(found.origin[origin])) return ASSAY_OK;
+        scale[origin] = assay_results_scales(&one->results, profile, found.origin[origin]->spec.path);
     }
     if (scale[0] != NULL) MUST(assay_alloc_f64(ctx, "error scales", tensor->count, &scales));
     for (int64_t i = 0; i < tensor->count; i++) {
         int64_t at = 0;
-        const int part = assay_counterpart_at(&found, i, &at);
-        if (tensor->indices != NULL) tensor->indices[i] = found.part[part]->indices[at];
-        if (tensor->values != NULL) tensor->values[i] = found.part[part]->values[at];
-        if (scales != NULL) scales[i] = scale[part]->values[at];
+        const int origin = assay_counterpart_at(&found, i, &at);
+        if (tensor->indices != NULL) tensor->indices[i] = found.origin[origin]->indices[at];
+        if (tensor->values != NULL) tensor->values[i] = found.origin[origin]->values[at];
+        if (scales != NULL) scales[i] = scale[origin]->values[at];
         if (scales != NULL && scales[i] == 0 && own != NULL) scales[i] = own->values[i];
     }
     tensor->written = tensor->count;

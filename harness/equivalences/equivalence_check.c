@@ -34,7 +34,7 @@ assay_layouts assay_form_layouts(const assay_form *own, const assay_form *theirs
 /* What the case says of a tensor is of no use to a form that has not got it. */
 static bool is_of_form(const assay_case *c, bool kernels, const char *path)
 {
-    const bool decodes = (assay_operation_by_name(c->op)->parts & ASSAY_PART_DECODE) != 0;
+    const bool decodes = (assay_operation_by_name(c->op)->components & ASSAY_USES_DECODE) != 0;
     if (!kernels && decodes && assay_decode_is_moved(path)) return false;
     if (c->config.num_redundant_experts == 0 && assay_path_ends(path, "physical_to_logical_map")) return false;
     return kernels || !assay_path_names_half(path);
@@ -52,11 +52,11 @@ static assay_status copy_inputs(assay_context *ctx, const assay_case *c, bool ke
 
 static assay_status evaluate(assay_context *ctx, assay_form *form)
 {
-    const assay_source given = assay_input_source(&form->results);
+    const assay_source source = assay_input_source(&form->results);
     const assay_sink out = assay_results_sink(&form->results);
     assay_context own = *ctx;
     own.threads = assay_plan_threads(ctx, &form->plan);
-    const assay_status status = assay_evaluate(&own, &form->plan, &given, &out);
+    const assay_status status = assay_evaluate(&own, &form->plan, &source, &out);
     if (status != ASSAY_OK) memcpy(ctx->message, own.message, sizeof ctx->message);
     return status;
 }
@@ -147,10 +147,10 @@ static bool is_compared(const assay_tensor *tensor, const assay_other_form *form
     return assay_tensor_is_complete(tensor) && assay_role_is_result(tensor->spec.role);
 }
 
-static const double *scales_of(const assay_tensor_set *results, const assay_tensor *part)
+static const double *scales_of(const assay_tensor_set *results, const assay_tensor *origin)
 {
     const assay_tensor *tensor =
-        part == NULL ? NULL : assay_results_scales(results, assay_profile_by_name("f64"), part->spec.path);
+        origin == NULL ? NULL : assay_results_scales(results, assay_profile_by_name("f64"), origin->spec.path);
     return tensor == NULL ? NULL : tensor->values;
 }
 
@@ -192,8 +192,8 @@ static void compare_integers(const assay_tensor *other, const assay_counterpart 
 {
     for (int64_t i = 0; i < other->count; i++) {
         int64_t at = 0;
-        const int part = assay_counterpart_at(found, i, &at);
-        const int32_t one = found->part[part]->indices[at];
+        const int origin = assay_counterpart_at(found, i, &at);
+        const int32_t one = found->origin[origin]->indices[at];
         note(r, other->indices[i] == one ? 0 : INFINITY, other, i, one, other->indices[i]);
     }
 }
@@ -201,15 +201,15 @@ static void compare_integers(const assay_tensor *other, const assay_counterpart 
 static void compare_floats(const assay_tensor_set *one, const assay_tensor *other, const assay_counterpart *found,
                            assay_equivalence_result *r)
 {
-    const double *scales[2] = {scales_of(one, found->part[0]), scales_of(one, found->part[1])};
+    const double *scales[2] = {scales_of(one, found->origin[0]), scales_of(one, found->origin[1])};
     /* What is 0 in one form by its structure may be a cancelled sum in the other; routing's weights have no scale. */
     const double share = other->spec.role == ASSAY_ROLE_ROUTING ? 0x1p-44 : 0x1p-50;
     const double least = share * largest_of(other);
     for (int64_t i = 0; i < other->count; i++) {
         int64_t at = 0;
-        const int part = assay_counterpart_at(found, i, &at);
-        const double value = found->part[part]->values[at];
-        const double scale = scales[part] == NULL ? least : fmax(least, scales[part][at]);
+        const int origin = assay_counterpart_at(found, i, &at);
+        const double value = found->origin[origin]->values[at];
+        const double scale = scales[origin] == NULL ? least : fmax(least, scales[origin][at]);
         if (r->holding == ASSAY_HOLDS_SCALES) {
             note(r, apart(value, other->values[i], scale), other, i, value, other->values[i]);
         } else if (!same_bits(value, other->values[i])) {
@@ -218,9 +218,9 @@ static void compare_floats(const assay_tensor_set *one, const assay_tensor *othe
     }
 }
 
-static bool is_whole(const assay_tensor *part)
+static bool is_whole(const assay_tensor *origin)
 {
-    return part == NULL || assay_tensor_is_complete(part);
+    return origin == NULL || assay_tensor_is_complete(origin);
 }
 
 static assay_status compare(assay_context *ctx, const assay_form *one, const assay_form *other,
@@ -232,7 +232,7 @@ static assay_status compare(assay_context *ctx, const assay_form *one, const ass
         assay_counterpart found;
         if (!is_compared(tensor, how) || !assay_find_counterpart(&one->results, &tensor->spec, layouts, &found))
             continue;
-        if (!is_whole(found.part[0]) || !is_whole(found.part[1])) continue;
+        if (!is_whole(found.origin[0]) || !is_whole(found.origin[1])) continue;
         r->tensors++;
         if (tensor->indices != NULL) {
             compare_integers(tensor, &found, r);

@@ -9,13 +9,13 @@
 /* Where heads may share keys: the kernel, and the layers that have its projections. */
 static bool may_share(const assay_case *c)
 {
-    const unsigned parts = assay_operation_by_name(c->op)->parts;
-    return (parts & ASSAY_PART_SHARING) != 0 && (parts & ASSAY_PART_DECODE) == 0;
+    const unsigned components = assay_operation_by_name(c->op)->components;
+    return (components & ASSAY_USES_SHARING) != 0 && (components & ASSAY_USES_DECODE) == 0;
 }
 
 static bool decodes(const assay_case *c)
 {
-    return (assay_operation_by_name(c->op)->parts & ASSAY_PART_DECODE) != 0;
+    return (assay_operation_by_name(c->op)->components & ASSAY_USES_DECODE) != 0;
 }
 
 /* Over a cache. Splits cut pages or keys, so that they are others where these lie elsewhere. */

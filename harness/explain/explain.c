@@ -34,7 +34,7 @@ typedef struct hypothesis {
 
 typedef struct search {
     assay_trial trial;
-    assay_candidate_results given;
+    assay_candidate_results of_candidate;
     const assay_report *plain;
     assay_mutant_list mutants;
     hypothesis *hypotheses; /* [mutants.count + assay_ignored_setting_count] */
@@ -115,7 +115,7 @@ static assay_status try_variant(assay_context *ctx, search *s, const assay_trial
     bool holds = false;
     double left = INFINITY;
     MUST(assay_tensor_set_copy(ctx, results, &copy));
-    MUST(assay_hypothesis_hold(ctx, t, mutant, &s->given, s->plain, &copy, &holds, &left));
+    MUST(assay_hypothesis_hold(ctx, t, mutant, &s->of_candidate, s->plain, &copy, &holds, &left));
     if (holds) keep(s, mutant, left, left);
     *residual = fmin(*residual, left);
     return ASSAY_OK;
@@ -147,7 +147,7 @@ static assay_status try_twice(assay_context *ctx, search *s, const assay_mutant 
     if (mutant->keys[0].how == ASSAY_KEY_ALPHA) {
         s->fitted = *mutant;
         mutant = &s->fitted;
-        MUST(assay_mutant_fit(ctx, &s->trial, &s->given, &s->fitted));
+        MUST(assay_mutant_fit(ctx, &s->trial, &s->of_candidate, &s->fitted));
     }
     MUST(try_mutant(ctx, s, &s->trial, mutant, &residual));
     const bool evaluated = assay_mutant_is_evaluated(mutant) && !assay_mutant_is_lossy(mutant) && !mutant->each_shard;
@@ -160,7 +160,7 @@ static assay_status try_noise(assay_context *ctx, search *s, const assay_mutant 
 {
     bool holds = false;
     double ratio = 0.0;
-    const assay_status status = assay_noise_hold(ctx, &s->trial, mutant, &s->given, &holds, &ratio);
+    const assay_status status = assay_noise_hold(ctx, &s->trial, mutant, &s->of_candidate, &holds, &ratio);
     if (status == ASSAY_OK && holds) keep(s, mutant, ratio, fabs(log(ratio)));
     s->noise |= holds;
     s->tried++;
@@ -229,8 +229,9 @@ static void say(const search *s, assay_report *report)
     } else {
         snprintf(text, size, "equals mutant %s: %s%.200s%s", names,
                  count > 1 ? "this case does not tell them apart; the first is " : "", s->hypotheses[0].mutant->models,
-                 !s->hypotheses[0].mutant->always && s->given.count > s->given.given ? ", missing gradients being zeros"
-                                                                                     : "");
+                 !s->hypotheses[0].mutant->always && s->of_candidate.count > s->of_candidate.written
+                     ? ", missing gradients being zeros"
+                     : "");
     }
     for (; !s->noise && report->explained_count < count; report->explained_count++) {
         snprintf(report->explained_by[report->explained_count], ASSAY_EXPLAINED_NAME, "%s",
@@ -301,14 +302,14 @@ static void close_search(search *s, assay_tensor_set *results)
 {
     free(s->hypotheses);
     assay_mutant_list_free(&s->mutants);
-    assay_candidate_results_free(&s->given);
+    assay_candidate_results_free(&s->of_candidate);
     assay_tensor_set_free(results);
 }
 
-static assay_status add_given(assay_context *ctx, const assay_tensor_set *given, assay_tensor_set *results)
+static assay_status add_given(assay_context *ctx, const assay_tensor_set *of_candidate, assay_tensor_set *results)
 {
-    for (int i = 0; i < given->count; i++) {
-        const assay_tensor *from = &given->items[i];
+    for (int i = 0; i < of_candidate->count; i++) {
+        const assay_tensor *from = &of_candidate->items[i];
         assay_tensor *tensor = NULL;
         if (!assay_tensor_is_complete(from) || from->values == NULL) continue; /* choices are the golden's own */
         MUST(assay_tensor_set_add(ctx, results, &from->spec, &tensor));
@@ -337,13 +338,13 @@ static int64_t first_wrong(const assay_tensor *golden, double unit, const double
 static int64_t first_wrong_token(const search *s)
 {
     int64_t first = 0;
-    for (int i = 0; i < s->given.given; i++) {
-        const assay_memory_tensor *given = &s->given.tensors[i];
-        const assay_tensor *golden = assay_tensor_set_find(s->trial.golden, given->spec.path),
-                           *scales = assay_results_scales(s->trial.golden, s->trial.profile, given->spec.path);
-        if (given->spec.role == ASSAY_ROLE_GRADIENT || given->numbers == NULL || scales == NULL) continue;
-        const double unit = assay_dtype_unit_roundoff(assay_profile_type_of(s->trial.profile, &given->spec));
-        const int64_t token = first_wrong(golden, unit, scales->values, given->numbers);
+    for (int i = 0; i < s->of_candidate.written; i++) {
+        const assay_memory_tensor *of_candidate = &s->of_candidate.tensors[i];
+        const assay_tensor *golden = assay_tensor_set_find(s->trial.golden, of_candidate->spec.path),
+                           *scales = assay_results_scales(s->trial.golden, s->trial.profile, of_candidate->spec.path);
+        if (of_candidate->spec.role == ASSAY_ROLE_GRADIENT || of_candidate->numbers == NULL || scales == NULL) continue;
+        const double unit = assay_dtype_unit_roundoff(assay_profile_type_of(s->trial.profile, &of_candidate->spec));
+        const int64_t token = first_wrong(golden, unit, scales->values, of_candidate->numbers);
         if (token > 0 && (first == 0 || token < first)) first = token;
     }
     return first;
@@ -358,7 +359,7 @@ static assay_status open_search(assay_context *ctx, search *s, assay_golden *gol
     MUST(assay_golden_load(ctx, results, plan, golden->reader));
     if (s->given_too != NULL) MUST(add_given(ctx, s->given_too, results));
     s->trial = (assay_trial){.plan = plan, .golden = results, .profile = profile, .false_alarm = s->plain->false_alarm};
-    MUST(assay_candidate_results_load(ctx, results, candidate, &s->given));
+    MUST(assay_candidate_results_load(ctx, results, candidate, &s->of_candidate));
     MUST(assay_mutants_explaining(ctx, plan, first_wrong_token(s), &s->mutants));
     MUST(assay_alloc(ctx, "hypotheses", s->mutants.count + assay_ignored_setting_count, sizeof *s->hypotheses,
                      &s->hypotheses));
@@ -445,5 +446,5 @@ assay_status assay_explain(assay_context *ctx, assay_golden *golden, assay_fixtu
 assay_status assay_explain_stages(assay_context *ctx, assay_stages *by, assay_fixture_reader *candidate,
                                   const assay_profile *profile, bool quiet, assay_report *report)
 {
-    return explain_or_say_why_not(ctx, &by->golden, &by->given, candidate, profile, quiet, report);
+    return explain_or_say_why_not(ctx, &by->golden, &by->adopted, candidate, profile, quiet, report);
 }

@@ -19,10 +19,11 @@ enum { CONSTANTS = 10 };
 static void constants_of(const assay_plan *plan, constant constants[CONSTANTS])
 {
     const assay_model_config *m = &plan->c->config;
-    const unsigned parts = plan->operation->parts;
-    const bool routes = (parts & (ASSAY_PART_ROUTER | ASSAY_PART_EXPERTS)) != 0;
-    const bool latent = (parts & ASSAY_PART_LATENT) != 0, attends = (parts & ASSAY_PART_ATTENTION) != 0;
-    const bool yarn = strcmp(m->rope_type.text, "yarn") == 0 && (parts & ASSAY_PART_ROPE) != 0 && m->rope_factor > 1;
+    const unsigned components = plan->operation->components;
+    const bool routes = (components & (ASSAY_USES_ROUTER | ASSAY_USES_EXPERTS)) != 0;
+    const bool latent = (components & ASSAY_USES_LATENT) != 0, attends = (components & ASSAY_USES_ATTENTION) != 0;
+    const bool yarn =
+        strcmp(m->rope_type.text, "yarn") == 0 && (components & ASSAY_USES_ROPE) != 0 && m->rope_factor > 1;
     const double head = (double)(m->head_dim > 0 ? m->head_dim : m->qk_nope_head_dim + m->qk_rope_head_dim);
     const double mscale = yarn ? 0.1 * (latent ? m->mscale : 1.0) * log(m->rope_factor) + 1.0 : 0.0;
     const constant all[CONSTANTS] = {

@@ -11,12 +11,12 @@ enum { STEPS = 12 };
 
 /* How far the candidate has come from the one results to the other, 0 to 1 or beyond, by least squares of error /
  * deviation; where there are none, 0. */
-static double part_of_way(const assay_trial *t, const assay_candidate_results *given, const assay_tensor_set *from,
-                          const assay_tensor_set *to)
+static double part_of_way(const assay_trial *t, const assay_candidate_results *of_candidate,
+                          const assay_tensor_set *from, const assay_tensor_set *to)
 {
     double product = 0.0, square = 0.0;
-    for (int i = 0; i < given->given; i++) {
-        const assay_memory_tensor *tensor = &given->tensors[i];
+    for (int i = 0; i < of_candidate->written; i++) {
+        const assay_memory_tensor *tensor = &of_candidate->tensors[i];
         const assay_tensor *a = assay_tensor_set_find(from, tensor->spec.path),
                            *b = assay_tensor_set_find(to, tensor->spec.path),
                            *scales = assay_results_scales(t->golden, t->profile, tensor->spec.path);
@@ -32,7 +32,7 @@ static double part_of_way(const assay_trial *t, const assay_candidate_results *g
     return square > 0.0 ? product / square : 0.0;
 }
 
-assay_status assay_mutant_fit(assay_context *ctx, const assay_trial *t, const assay_candidate_results *given,
+assay_status assay_mutant_fit(assay_context *ctx, const assay_trial *t, const assay_candidate_results *of_candidate,
                               assay_mutant *mutant)
 {
     assay_status status;
@@ -46,7 +46,7 @@ assay_status assay_mutant_fit(assay_context *ctx, const assay_trial *t, const as
         mutant->keys[0].by = at + step;
         TRY(assay_mutant_make(ctx, t, mutant, to, &applies));
         if (!applies) goto cleanup;
-        const double next = at + part_of_way(t, given, from, to) * step;
+        const double next = at + part_of_way(t, of_candidate, from, to) * step;
         at = mutant->keys[0].by;
         step = fmin(fmax(next, LEAST), MOST) - at;
     }

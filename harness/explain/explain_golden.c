@@ -86,7 +86,7 @@ static bool only_zeros_are_missing(const assay_report *plain, const assay_report
 
 /* The golden with the mutant's deviations: larger ones alone would explain much. */
 static assay_status is_nearer(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                              const assay_candidate_results *given, const assay_report *plain,
+                              const assay_candidate_results *of_candidate, const assay_report *plain,
                               const assay_tensor_set *expected, const assay_report *report, bool *nearer)
 {
     OWNED_BY(assay_tensor_set_free) assay_tensor_set golden = {0};
@@ -95,7 +95,7 @@ static assay_status is_nearer(assay_context *ctx, const assay_trial *t, const as
     const bool coarser = mutant->results.edit == assay_edit_coarser;
     MUST(assay_tensor_set_copy(ctx, expected, &golden));
     take_values(t->golden, NULL, plain, report, &golden);
-    if (!coarser) MUST(assay_expected_compare(ctx, t, &golden, given, &alone));
+    if (!coarser) MUST(assay_expected_compare(ctx, t, &golden, of_candidate, &alone));
     const left_over after = left_of(plain, report), before = left_of(plain, coarser ? plain : &alone);
     *nearer = is_less(&after, &before, MUCH_LESS, INFINITY) || is_less(&after, &before, INFINITY, MUCH_LESS) ||
               (is_less(&after, &before, CLEARLY_LESS, CLEARLY_LESS) && after.squares <= after.elements);
@@ -135,24 +135,24 @@ static bool explains_each(const assay_report *plain, const assay_report *found)
 /* What fails by statistics alone is as near to the golden as the mutant is, so that the golden's deviations and null
  * distributions are the mutant's too: with these every such statistic must be right, and not just so, and errors smaller. */
 static assay_status explains_statistics(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                                        const assay_candidate_results *given, const assay_report *plain,
+                                        const assay_candidate_results *of_candidate, const assay_report *plain,
                                         const assay_tensor_set *expected, const assay_report *report, bool *explains)
 {
     OWNED_BY(assay_tensor_set_free) assay_tensor_set mutated = {0};
     OWNED_BY(assay_report_free) assay_report found = {0};
     MUST(assay_tensor_set_copy(ctx, t->golden, &mutated));
     take_values(expected, mutant, plain, report, &mutated);
-    MUST(assay_expected_compare(ctx, t, &mutated, given, &found));
+    MUST(assay_expected_compare(ctx, t, &mutated, of_candidate, &found));
     *explains = explains_each(plain, &found) && squares_of(plain, &found) < squares_of(plain, plain);
     return ASSAY_OK;
 }
 
 assay_status assay_beats_golden(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                                const assay_candidate_results *given, const assay_report *plain,
+                                const assay_candidate_results *of_candidate, const assay_report *plain,
                                 const assay_tensor_set *expected, const assay_report *report, bool *beats)
 {
     *beats = true;
     return assay_only_statistics_fail(plain)
-               ? explains_statistics(ctx, t, mutant, given, plain, expected, report, beats)
-               : is_nearer(ctx, t, mutant, given, plain, expected, report, beats);
+               ? explains_statistics(ctx, t, mutant, of_candidate, plain, expected, report, beats)
+               : is_nearer(ctx, t, mutant, of_candidate, plain, expected, report, beats);
 }

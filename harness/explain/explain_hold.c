@@ -12,10 +12,10 @@
 #define EXPLAINED 2.0
 
 /* Whether all numbers of the candidate's tensor are of that type. */
-static bool lies_on_grid(const assay_candidate_results *given, const char *path, assay_dtype type)
+static bool lies_on_grid(const assay_candidate_results *of_candidate, const char *path, assay_dtype type)
 {
-    for (int i = 0; i < given->count; i++) {
-        const assay_memory_tensor *tensor = &given->tensors[i];
+    for (int i = 0; i < of_candidate->count; i++) {
+        const assay_memory_tensor *tensor = &of_candidate->tensors[i];
         if (strcmp(tensor->spec.path, path) != 0 || tensor->numbers == NULL) continue;
         const int64_t count = assay_shape_count(&tensor->spec.shape);
         for (int64_t k = 0; k < count; k++) {
@@ -27,7 +27,7 @@ static bool lies_on_grid(const assay_candidate_results *given, const char *path,
 }
 
 /* Of a mutant that may be in some tensors alone, each tensor is the mutant's or the golden's, and none is left out. */
-static bool conclude(const assay_trial *t, const assay_mutant *mutant, const assay_candidate_results *given,
+static bool conclude(const assay_trial *t, const assay_mutant *mutant, const assay_candidate_results *of_candidate,
                      const assay_report *plain, const assay_report *report, double *residual)
 {
     double squares = 0.0, elements = 0.0;
@@ -39,7 +39,8 @@ static bool conclude(const assay_trial *t, const assay_mutant *mutant, const ass
         const bool lacks = before != NULL && before->verdict == ASSAY_FAIL && before->finding == ASSAY_FINDING_MISSING;
         holds &= !(mutant->each && lacks);
         const assay_dtype type = assay_coarser_type(assay_profile_type_of(t->profile, &r->spec));
-        holds &= assay_tensor_is_explained(r) && (!coarser || r == before || lies_on_grid(given, r->spec.path, type));
+        holds &=
+            assay_tensor_is_explained(r) && (!coarser || r == before || lies_on_grid(of_candidate, r->spec.path, type));
         if (!r->compared || r->spec.type == ASSAY_INT32 || lacks) continue;
         squares += r->rms_ratio * r->rms_ratio * (double)r->elements;
         elements += (double)r->elements;
@@ -49,7 +50,7 @@ static bool conclude(const assay_trial *t, const assay_mutant *mutant, const ass
 }
 
 assay_status assay_hypothesis_hold(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                                   const assay_candidate_results *given, const assay_report *plain,
+                                   const assay_candidate_results *of_candidate, const assay_report *plain,
                                    assay_tensor_set *results, bool *holds, double *residual)
 {
     OWNED_BY(assay_report_free) assay_report report = {0};
@@ -61,8 +62,8 @@ assay_status assay_hypothesis_hold(assay_context *ctx, const assay_trial *t, con
         const bool result = !assay_role_is_input(tensor->spec.role) && tensor->spec.role != ASSAY_ROLE_ERROR_SCALE;
         if (result && tensor->values != NULL) assay_nan_to_infinity(tensor->count, tensor->values);
     }
-    MUST(assay_expected_compare(ctx, t, results, given, &report));
-    *holds = conclude(t, mutant, given, plain, &report, residual);
-    if (*holds) MUST(assay_beats_golden(ctx, t, mutant, given, plain, results, &report, holds));
+    MUST(assay_expected_compare(ctx, t, results, of_candidate, &report));
+    *holds = conclude(t, mutant, of_candidate, plain, &report, residual);
+    if (*holds) MUST(assay_beats_golden(ctx, t, mutant, of_candidate, plain, results, &report, holds));
     return ASSAY_OK;
 }

@@ -113,18 +113,18 @@ static bool is_as_large(const assay_trial *t, const assay_tensor_set *expected, 
 }
 
 assay_status assay_noise_hold(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                              const assay_candidate_results *given, bool *holds, double *ratio)
+                              const assay_candidate_results *of_candidate, bool *holds, double *ratio)
 {
     bool applies = false;
     OWNED_BY(assay_tensor_set_free) assay_tensor_set expected = {0};
     OWNED_BY(assay_report_free) assay_report report = {0};
     *holds = false;
-    if (given->count > given->given) return ASSAY_OK; /* no arithmetic leaves a gradient out */
+    if (of_candidate->count > of_candidate->written) return ASSAY_OK; /* no arithmetic leaves a gradient out */
     MUST(assay_tensor_set_copy(ctx, t->golden, &expected));
     MUST(draw_scales(ctx, t, mutant, &expected, &applies));
     if (!applies) return ASSAY_OK;
     assay_drop_null(&expected);
-    MUST(assay_expected_compare(ctx, t, &expected, given, &report));
+    MUST(assay_expected_compare(ctx, t, &expected, of_candidate, &report));
     *holds = is_as_large(t, &expected, &report, ratio);
     return ASSAY_OK;
 }

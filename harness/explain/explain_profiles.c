@@ -11,12 +11,12 @@ static assay_status make_golden(assay_context *ctx, const assay_trial *t, const 
                                 assay_plan *plan, assay_case *c, assay_tensor_set *tensors, assay_golden *golden)
 {
     char set[ASSAY_PRECISION_NAME_SIZE + 16];
-    const assay_source given = assay_input_source(t->golden);
+    const assay_source source = assay_input_source(t->golden);
     MUST(assay_case_copy(ctx, t->plan->c, c));
     snprintf(set, sizeof set, "profiles=[%s]", profile->precision.name);
     MUST(assay_case_set(ctx, c, set));
     MUST(assay_plan_make(ctx, plan, c));
-    MUST(assay_plan_tensors(ctx, tensors, plan, &given));
+    MUST(assay_plan_tensors(ctx, tensors, plan, &source));
     return assay_golden_of_memory(ctx, plan, tensors, golden);
 }
 

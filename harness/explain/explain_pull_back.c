@@ -34,13 +34,13 @@ static assay_status fill_probe(assay_context *ctx, const assay_trial *t, const a
 
 /* Its error scales where there is a profile. */
 static assay_tensor *gradient_of(const assay_tensor_set *results, const assay_profile *profile,
-                                 const assay_tensor *given)
+                                 const assay_tensor *of_candidate)
 {
     char path[ASSAY_PATH_SIZE];
-    assay_gradient_path(given->spec.path, path);
+    assay_gradient_path(of_candidate->spec.path, path);
     assay_tensor *found =
         profile == NULL ? assay_tensor_set_find(results, path) : assay_results_scales(results, profile, path);
-    return found != NULL && assay_tensor_is_complete(found) && found->count == given->count ? found : NULL;
+    return found != NULL && assay_tensor_is_complete(found) && found->count == of_candidate->count ? found : NULL;
 }
 
 /* The gradients by all numbers that were given, one after the other, or those gradients' error scales. */
@@ -48,9 +48,9 @@ static void flatten(const assay_tensor_set *results, const assay_profile *profil
 {
     int64_t place = 0;
     for (int i = 0; i < results->count; i++) {
-        const assay_tensor *given = &results->items[i];
-        const assay_tensor *gradient = is_probed(given) ? gradient_of(results, profile, given) : NULL;
-        for (int64_t k = 0; is_probed(given) && k < given->count; k++) {
+        const assay_tensor *of_candidate = &results->items[i];
+        const assay_tensor *gradient = is_probed(of_candidate) ? gradient_of(results, profile, of_candidate) : NULL;
+        for (int64_t k = 0; is_probed(of_candidate) && k < of_candidate->count; k++) {
             places[place++] = gradient == NULL ? NULL : &gradient->values[k];
         }
     }

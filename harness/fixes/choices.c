@@ -36,7 +36,7 @@ static assay_status read_candidate(assay_context *ctx, assay_fixture_reader *can
     if (found == NULL || found->type != ASSAY_INT32 || !assay_shape_equal(&found->shape, &spec->shape)) return ASSAY_OK;
     assay_status status = assay_fixture_read_i32(ctx, candidate, spec->path, 0, count, router->candidate);
     if (status != ASSAY_OK && status != ASSAY_BAD_INPUT) return status;
-    router->given = status == ASSAY_OK;
+    router->known = status == ASSAY_OK;
     ctx->message[0] = '\0';
     return ASSAY_OK;
 }
@@ -85,7 +85,7 @@ void assay_choices_free(assay_choices *c)
 
 static bool differs(const assay_router_choice *r)
 {
-    return r->given && memcmp(r->golden, r->candidate, (size_t)(r->tokens * r->per_token) * sizeof *r->golden) != 0;
+    return r->known && memcmp(r->golden, r->candidate, (size_t)(r->tokens * r->per_token) * sizeof *r->golden) != 0;
 }
 
 bool assay_choices_differ(const assay_choices *c)
@@ -95,17 +95,17 @@ bool assay_choices_differ(const assay_choices *c)
     return any;
 }
 
-bool assay_choices_all_given(const assay_choices *c)
+bool assay_choices_all_known(const assay_choices *c)
 {
     bool all = true;
-    for (int i = 0; i < c->count; i++) all &= c->routers[i].given;
+    for (int i = 0; i < c->count; i++) all &= c->routers[i].known;
     return all;
 }
 
 void assay_choices_count(assay_choices *c)
 {
     for (int i = 0; i < c->count; i++) {
-        if (!c->routers[i].given) continue;
+        if (!c->routers[i].known) continue;
         c->summary.judged = true;
         c->summary.tokens += c->routers[i].tokens;
         c->summary.exact += c->routers[i].tokens;
@@ -188,7 +188,7 @@ static assay_status find_used(assay_context *ctx, const assay_plan *plan, const 
 }
 
 assay_status assay_choices_adopt(assay_context *ctx, assay_choices *c, const assay_plan *evaluated,
-                                 const assay_source *in, bool others, assay_tensor_set *given)
+                                 const assay_source *in, bool others, assay_tensor_set *adopted)
 {
     if (c->count == 0) return ASSAY_OK;
     for (int i = 0; i < c->count; i++) MUST(config_of(ctx, evaluated->c, &c->routers[i]));
@@ -198,13 +198,13 @@ assay_status assay_choices_adopt(assay_context *ctx, assay_choices *c, const ass
         const assay_router_choice *r = &c->routers[i];
         const assay_tensor_spec spec = choice_of(r);
         assay_tensor *choice = NULL;
-        if (!r->given && !others) continue;
-        MUST(assay_tensor_set_add(ctx, given, &spec, &choice));
+        if (!r->known && !others) continue;
+        MUST(assay_tensor_set_add(ctx, adopted, &spec, &choice));
         choice->written = choice->count;
         for (int64_t t = 0; t < r->tokens; t++) {
             const assay_choice token = token_of(r, c, t);
             memcpy(choice->indices + t * r->per_token,
-                   r->given && assay_choice_is_valid(&token) ? token.selected : token.golden,
+                   r->known && assay_choice_is_valid(&token) ? token.selected : token.golden,
                    (size_t)r->per_token * sizeof *choice->indices);
         }
     }
@@ -218,10 +218,10 @@ static assay_status run_once(assay_context *ctx, const assay_plan *plan, const a
                              assay_tensor_set *results)
 {
     assay_rounded rounded = {in, plan->c};
-    const assay_source given = assay_rounded_source(&rounded);
+    const assay_source source = assay_rounded_source(&rounded);
     const assay_sink out = assay_tensor_set_sink(results);
     assay_tensor_set_rewind(results);
-    const assay_status status = assay_operation_run(ctx, plan->operation, plan->c, &given, &out);
+    const assay_status status = assay_operation_run(ctx, plan->operation, plan->c, &source, &out);
     return status == ASSAY_OK ? assay_tensor_set_require_complete(ctx, results) : status;
 }
 
@@ -248,12 +248,12 @@ static assay_status choose(assay_context *ctx, const assay_router_choice *router
 
 /* Fills golden and scores of every router from one run, and the choices that are not given. */
 static assay_status find_scores(assay_context *ctx, assay_choices *c, const assay_plan *plan, const assay_source *in,
-                                assay_tensor_set *given)
+                                assay_tensor_set *adopted)
 {
     for (int i = 0; i < c->count; i++) {
         const assay_tensor_spec scores = scores_of(&c->routers[i]), choice = choice_of(&c->routers[i]);
         MUST(assay_tensor_set_add(ctx, &c->results, &scores, NULL));
-        if (!c->routers[i].given) MUST(assay_tensor_set_add(ctx, &c->results, &choice, NULL));
+        if (!c->routers[i].known) MUST(assay_tensor_set_add(ctx, &c->results, &choice, NULL));
     }
     MUST(run_once(ctx, plan, in, &c->results));
     const assay_source results = assay_tensor_set_source(&c->results);
@@ -262,7 +262,7 @@ static assay_status find_scores(assay_context *ctx, assay_choices *c, const assa
         const assay_tensor_spec scores = scores_of(router), choice = choice_of(router);
         const int64_t count = router->tokens * router->config.num_experts;
         router->scores = assay_tensor_set_find(&c->results, scores.path)->values;
-        if (!router->given) MUST(assay_tensor_set_read(ctx, given, &choice, &results));
+        if (!router->known) MUST(assay_tensor_set_read(ctx, adopted, &choice, &results));
         MUST(choose(ctx, router));
         MUST(assay_alloc_f64(ctx, "errors of scores", count, &router->tau));
         memset(router->tau, 0, (size_t)count * sizeof *router->tau);
@@ -367,7 +367,7 @@ static void judge_all(assay_choices *c, const assay_profile *profile)
         const assay_routing_config *config = &router->config;
         const assay_routing_rule rule = assay_routing_rule_of(config);
         const int64_t experts = config->num_experts;
-        for (int64_t t = 0; router->given && t < router->tokens; t++) {
+        for (int64_t t = 0; router->known && t < router->tokens; t++) {
             assay_choice token = token_of(router, c, t);
             token.groups = rule.groups ? config->n_routing_groups : 1;
             token.groups_kept = rule.groups ? config->topk_routing_group : 1;
@@ -391,13 +391,13 @@ static void judge_all(assay_choices *c, const assay_profile *profile)
 /* Errors of scores are needed only where another set was chosen. */
 assay_status assay_choices_judge(assay_context *ctx, assay_choices *c, const assay_plan *plan,
                                  const assay_profile *profile, double false_alarm, const assay_source *in,
-                                 assay_tensor_set *given)
+                                 assay_tensor_set *adopted)
 {
     assay_status status;
     int64_t scores = 0;
     const int threads = ctx->threads;
     ctx->threads = assay_plan_threads(ctx, plan);
-    TRY(find_scores(ctx, c, plan, in, given));
+    TRY(find_scores(ctx, c, plan, in, adopted));
     judge_all(c, profile);
     if (c->summary.exact == c->summary.tokens || assay_routing_rule_of(&c->routers[0].config).hash) goto cleanup;
     for (int i = 0; i < c->count; i++) scores += c->routers[i].tokens * c->routers[i].config.num_experts;

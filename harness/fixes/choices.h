@@ -12,7 +12,7 @@ typedef struct assay_router_choice {
     int rank; /* in the order of the data flow */
     int64_t tokens, per_token;
     assay_routing_config config; /* of the case that is evaluated again; of a program's top_k its sizes alone */
-    bool given;                  /* by the candidate; else the oracle chooses */
+    bool known;                  /* by the candidate; else the oracle chooses */
     int32_t *golden;    /* [T,K] as stored; then what the oracle would choose, given the choices of the layers before */
     int32_t *candidate; /* [T,K] */
     const double *scores; /* [T,E] what experts are chosen by, given all choices: one of `results` */
@@ -36,20 +36,20 @@ void assay_choices_free(assay_choices *c);
 
 /* Whether the candidate gives one that is another than the golden's; whether it gives all. */
 bool assay_choices_differ(const assay_choices *c);
-bool assay_choices_all_given(const assay_choices *c);
+bool assay_choices_all_known(const assay_choices *c);
 /* Of choices that do not differ: there is nothing to judge. */
 void assay_choices_count(assay_choices *c);
 
 /* Puts the candidate's choices into what the case is evaluated with; where what it gives is none, the golden's, and with
  * `others` also where it gives nothing. Refuses golden ones that are none of the case. */
 assay_status assay_choices_adopt(assay_context *ctx, assay_choices *c, const assay_plan *evaluated,
-                                 const assay_source *in, bool others, assay_tensor_set *given);
+                                 const assay_source *in, bool others, assay_tensor_set *adopted);
 
 /* Judges those that were taken, by what experts are chosen by given all of them, and by its errors at the plan's one
  * profile (an ensemble of emulated runs). `in` has them and the case's inputs; the choices of other routers come to `given`. */
 assay_status assay_choices_judge(assay_context *ctx, assay_choices *c, const assay_plan *plan,
                                  const assay_profile *profile, double false_alarm, const assay_source *in,
-                                 assay_tensor_set *given);
+                                 assay_tensor_set *adopted);
 
 /* The report says what came of it, and fails for a wrong one. */
 void assay_choices_note(const assay_choices *c, assay_report *report);

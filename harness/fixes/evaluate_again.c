@@ -12,8 +12,8 @@
 static assay_status evaluate_in_memory(assay_context *ctx, assay_fixture_reader *golden, assay_golden *again,
                                        const assay_source *in, bool quiet)
 {
-    const assay_source given = assay_golden_inputs(golden);
-    MUST(assay_plan_tensors(ctx, &again->tensors, &again->plan, &given));
+    const assay_source source = assay_golden_inputs(golden);
+    MUST(assay_plan_tensors(ctx, &again->tensors, &again->plan, &source));
     return assay_golden_in_memory(ctx, &again->plan, in, quiet, &again->tensors, &again->reader);
 }
 

@@ -27,7 +27,7 @@ typedef struct fixes {
     assay_choices choices;
     assay_row_orders orders;
     assay_hidden_codes codes;
-    assay_tensor_set given; /* what the case is evaluated with, but for the codes */
+    assay_tensor_set adopted; /* what the case is evaluated with, but for the codes */
 } fixes;
 
 static void fixes_free(fixes *f)
@@ -35,7 +35,7 @@ static void fixes_free(fixes *f)
     assay_golden_close(&f->again);
     assay_choices_free(&f->choices);
     assay_hidden_codes_free(&f->codes);
-    assay_tensor_set_free(&f->given);
+    assay_tensor_set_free(&f->adopted);
 }
 
 /* Stage by stage with all checkpoints. */
@@ -67,7 +67,7 @@ static assay_status judge_choices(assay_context *ctx, fixes *f, const assay_sour
 {
     f->share -= CHOICE_SHARE;
     return assay_choices_judge(ctx, &f->choices, &f->again.plan, f->profile, CHOICE_SHARE * f->false_alarm, in,
-                               &f->given);
+                               &f->adopted);
 }
 
 static assay_status judge_codes(assay_context *ctx, fixes *f, const assay_source *in)
@@ -82,20 +82,20 @@ static assay_status evaluate_given(assay_context *ctx, fixes *f)
 {
     assay_status status;
     const bool differ = assay_choices_differ(&f->choices);
-    const bool judges = f->staged ? f->choices.count > 0 && assay_choices_all_given(&f->choices) : differ;
-    assay_overlay fixed = {assay_tensor_set_source(&f->given), assay_golden_inputs(f->golden->reader)};
-    const assay_source given = assay_overlay_source(&fixed);
-    assay_overlay coded = {assay_tensor_set_source(&f->codes.staged), given};
+    const bool judges = f->staged ? f->choices.count > 0 && assay_choices_all_known(&f->choices) : differ;
+    assay_overlay fixed = {assay_tensor_set_source(&f->adopted), assay_golden_inputs(f->golden->reader)};
+    const assay_source source = assay_overlay_source(&fixed);
+    assay_overlay coded = {assay_tensor_set_source(&f->codes.staged), source};
     const assay_source in = assay_overlay_source(&coded);
     const assay_arithmetic *own = ctx->arithmetic;
     ctx->arithmetic = f->engine;
-    TRY(assay_choices_adopt(ctx, &f->choices, &f->again.plan, &given, !judges, &f->given));
-    if (judges) TRY(judge_choices(ctx, f, &given));
+    TRY(assay_choices_adopt(ctx, &f->choices, &f->again.plan, &source, !judges, &f->adopted));
+    if (judges) TRY(judge_choices(ctx, f, &source));
     if (f->choices.summary.wrong > 0 && !f->staged) {
         assay_hidden_codes_free(&f->codes);
         goto cleanup;
     }
-    if (f->codes.staged.count > 0) TRY(judge_codes(ctx, f, &given));
+    if (f->codes.staged.count > 0) TRY(judge_codes(ctx, f, &source));
     if (f->codes.wrong > 0 && !f->staged) assay_tensor_set_free(&f->codes.staged);
     if (f->staged || differ || f->orders.is_output || f->codes.staged.count > 0)
         TRY(assay_evaluate_again(ctx, f->golden->reader, &f->again, &in, ASSAY_MOST_IN_MEMORY, f->quiet));
@@ -155,9 +155,9 @@ static assay_status compare_on_kinks(assay_context *ctx, const fixes *f, const a
                                      assay_fixture_reader *held, assay_fixture_reader *candidate, assay_report *report)
 {
     OWNED_BY(assay_kinks_free) assay_kinks kinks = {0};
-    assay_overlay fixed = {assay_tensor_set_source(&f->given), assay_golden_inputs(f->golden->reader)};
-    const assay_source given = assay_overlay_source(&fixed);
-    assay_overlay coded = {assay_tensor_set_source(&f->codes.staged), given};
+    assay_overlay fixed = {assay_tensor_set_source(&f->adopted), assay_golden_inputs(f->golden->reader)};
+    const assay_source source = assay_overlay_source(&fixed);
+    assay_overlay coded = {assay_tensor_set_source(&f->codes.staged), source};
     const assay_source in = assay_overlay_source(&coded);
     bool wrong = false;
     for (int i = 0; i < report->count; i++) {
@@ -236,10 +236,10 @@ assay_status assay_compare_fixed(assay_context *ctx, assay_golden *golden, assay
     MUST(assay_hidden_codes_adopt(ctx, plan, candidate, &f.codes));
     const bool differ = assay_choices_differ(&f.choices);
     if (!differ) assay_choices_count(&f.choices);
-    if (!differ) MUST(assay_candidate_take_rows(ctx, plan, golden->reader, candidate, &f.orders, &f.given));
+    if (!differ) MUST(assay_candidate_align_rows(ctx, plan, golden->reader, candidate, &f.orders, &f.adopted));
     if (differ || f.orders.is_output || f.codes.staged.count > 0) MUST(evaluate_or_say_why_not(ctx, &f, differ));
     if (differ && f.again.reader != NULL)
-        MUST(assay_candidate_take_rows(ctx, plan, f.again.reader, candidate, &f.orders, &f.given));
+        MUST(assay_candidate_align_rows(ctx, plan, f.again.reader, candidate, &f.orders, &f.adopted));
     MUST(compare(ctx, &f, candidate, report));
     return f.again.reader != NULL ? hand_over(ctx, &f, report, against) : ASSAY_OK;
 }
@@ -251,13 +251,13 @@ assay_status assay_stages_check(assay_context *ctx, const assay_case *c)
     const assay_model_config *m = &c->config;
     const int64_t devices =
         c->mesh_data * c->mesh_fsdp * c->mesh_fsdp_transpose * c->mesh_expert * c->mesh_tensor * c->mesh_mlp_tensor;
-    const bool spread = devices > 1 || m->use_ring_of_experts || m->ragged_buffer_factor > 0 ||
-                        m->num_moe_emb_chunks > 0 || m->num_moe_token_chunks > 1 || m->weights_on_shards;
+    const bool sharded = devices > 1 || m->use_ring_of_experts || m->ragged_buffer_factor > 0 ||
+                         m->num_moe_emb_chunks > 0 || m->num_moe_token_chunks > 1 || m->weights_on_shards;
     const bool split = m->use_batch_split_schedule || strcmp(c->op, "batch_split") == 0;
-    if (!spread && !split) return ASSAY_OK;
+    if (!sharded && !split) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: --staged takes no case %s", c->name,
-                      spread ? "that is spread over a mesh, or as over one (--no-mesh, --exclude)"
-                             : "of the batch-split schedule (--exclude)");
+                      sharded ? "that is spread over a mesh, or as over one (--no-mesh, --exclude)"
+                              : "of the batch-split schedule (--exclude)");
 }
 
 assay_status assay_compare_stages(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
@@ -272,7 +272,7 @@ assay_status assay_compare_stages(assay_context *ctx, assay_golden *golden, assa
     *report = (assay_report){0};
     TRY(assay_stages_check(ctx, golden->c));
     TRY(plan_again(ctx, &f));
-    TRY(assay_stages_adopt(ctx, plan, profile, candidate, &f.given, &taken));
+    TRY(assay_stages_adopt(ctx, plan, profile, candidate, &f.adopted, &taken));
     if (taken == 0) goto cleanup;
     TRY(assay_choices_read(ctx, golden->reader, assay_plan_order(plan), candidate, &f.choices));
     TRY(assay_hidden_codes_adopt(ctx, plan, candidate, &f.codes));
@@ -290,9 +290,9 @@ assay_status assay_compare_stages(assay_context *ctx, assay_golden *golden, assa
     report->false_alarm = false_alarm;
     snprintf(report->case_name, sizeof report->case_name, "%.140s, by stage", golden->c->name);
     if (by != NULL && report->verdict == ASSAY_FAIL && f.again.reader != NULL) {
-        *by = (assay_stages){f.again, f.given};
+        *by = (assay_stages){f.again, f.adopted};
         f.again = (assay_golden){0};
-        f.given = (assay_tensor_set){0};
+        f.adopted = (assay_tensor_set){0};
     }
 cleanup:
     fixes_free(&f);
@@ -302,7 +302,7 @@ cleanup:
 void assay_stages_close(assay_stages *by)
 {
     assay_golden_close(&by->golden);
-    assay_tensor_set_free(&by->given);
+    assay_tensor_set_free(&by->adopted);
 }
 
 static assay_status judge(assay_context *ctx, assay_fixture_reader *reader, assay_fixture_reader *candidate,

@@ -23,7 +23,7 @@ assay_status assay_stages_check(assay_context *ctx, const assay_case *c);
 /* What wrong stages were judged by: the case evaluated from the candidate's checkpoints, and these, as what is given. Starts zeroed. */
 typedef struct assay_stages {
     assay_golden golden;
-    assay_tensor_set given;
+    assay_tensor_set adopted;
 } assay_stages;
 void assay_stages_close(assay_stages *by);
 

@@ -9,9 +9,9 @@
 #include "compare/thresholds.h"
 #include "harness/plan/code_ranges.h"
 #include "harness/scales/hidden.h"
-#include "harness/scales/hidden_spread.h"
+#include "harness/scales/hidden_deviation.h"
 #include "oracle/base/memory.h"
-#include "oracle/ops/quantised_spread.h"
+#include "oracle/ops/quantised_deviation.h"
 
 void assay_hidden_codes_free(assay_hidden_codes *codes)
 {
@@ -132,10 +132,10 @@ assay_status assay_hidden_codes_adopt(assay_context *ctx, const assay_plan *plan
         const bool has_codes = assay_fixture_find(candidate, hidden[i].codes->path) != NULL;
         const bool has_scale = assay_fixture_find(candidate, hidden[i].scale->path) != NULL;
         if (has_codes != has_scale) {
-            const char *given = (has_codes ? hidden[i].codes : hidden[i].scale)->path;
-            snprintf(message, sizeof message, "%.100s is given without %.100s", given,
+            const char *overlay = (has_codes ? hidden[i].codes : hidden[i].scale)->path;
+            snprintf(message, sizeof message, "%.100s is given without %.100s", overlay,
                      (has_codes ? hidden[i].scale : hidden[i].codes)->path);
-            find_wrong(codes, given, message);
+            find_wrong(codes, overlay, message);
         }
         if (!has_codes || !has_scale) continue;
         MUST(assay_hidden_rules(ctx, plan->c, &hidden[i], &config));
@@ -248,9 +248,9 @@ assay_status assay_hidden_codes_judge(assay_context *ctx, const assay_plan *plan
     OWNED_BY(assay_tensor_set_free) assay_tensor_set h = {0}, spread = {0};
     int64_t judged = 0;
     const int count = assay_hidden_list(&plan->list, hidden);
-    assay_overlay given = {assay_tensor_set_source(&codes->staged), *in};
-    const assay_source source = assay_overlay_source(&given); /* codes of a layer lead to h of the next */
-    MUST(assay_hidden_spread(ctx, plan, &plan->precisions[0], &source, &h, &spread));
+    assay_overlay overlay = {assay_tensor_set_source(&codes->staged), *in};
+    const assay_source source = assay_overlay_source(&overlay); /* codes of a layer lead to h of the next */
+    MUST(assay_hidden_deviation(ctx, plan, &plan->precisions[0], &source, &h, &spread));
     for (int i = 0; i < codes->staged.count; i++) judged += codes->staged.items[i].count;
     /* thresholds of elements take a third of what they are given */
     const double deviations = assay_thresholds_of(3 * false_alarm, judged, 0, 0).element;
@@ -258,7 +258,7 @@ assay_status assay_hidden_codes_judge(assay_context *ctx, const assay_plan *plan
         char path[ASSAY_PATH_SIZE];
         if (staged_of(&codes->staged, hidden[i].codes) == NULL || staged_of(&codes->staged, hidden[i].scale) == NULL)
             continue;
-        assay_spread_path(hidden[i].h->path, path);
+        assay_deviation_path(hidden[i].h->path, path);
         assay_tensor *tau = assay_tensor_set_find(&spread, path);
         for (int64_t k = 0; k < tau->count; k++) tau->values[k] *= deviations;
         MUST(

@@ -79,7 +79,7 @@ static assay_status take_tensor(assay_context *ctx, const assay_profile *profile
     MUST(assay_fixture_read(ctx, golden, path, 0, count, right));
     MUST(assay_fixture_read(ctx, candidate, path, 0, count, own));
     MUST(allowance(ctx, profile, deviations, golden, low, allowed));
-    MUST(assay_tensor_set_add(ctx, &kinks->given, spec, &kept));
+    MUST(assay_tensor_set_add(ctx, &kinks->adopted, spec, &kept));
     memcpy(kept->values, own, (size_t)count * sizeof *own);
     for (int64_t i = 0; i < count; i++) {
         const double least = fmin(right[i], fmin(low->values[i], high->values[i])),
@@ -112,8 +112,8 @@ assay_status assay_kinks_adopt(assay_context *ctx, const assay_plan *plan, const
 
 assay_status assay_kinks_put_back(assay_context *ctx, assay_fixture_reader *candidate, const assay_kinks *kinks)
 {
-    for (int i = 0; i < kinks->given.count; i++) {
-        const assay_tensor *tensor = &kinks->given.items[i];
+    for (int i = 0; i < kinks->adopted.count; i++) {
+        const assay_tensor *tensor = &kinks->adopted.items[i];
         double *own = NULL;
         MUST(assay_alloc_f64(ctx, tensor->spec.path, tensor->count, &own));
         memcpy(own, tensor->values, (size_t)tensor->count * sizeof *own);
@@ -139,6 +139,6 @@ void assay_kinks_note(const assay_kinks *kinks, assay_report *report)
 
 void assay_kinks_free(assay_kinks *kinks)
 {
-    assay_tensor_set_free(&kinks->given);
+    assay_tensor_set_free(&kinks->adopted);
     *kinks = (assay_kinks){0};
 }

@@ -8,7 +8,7 @@ typedef struct assay_kinks {
     int64_t count;              /* elements that a candidate has otherwise than the golden, and that are right */
     char path[ASSAY_PATH_SIZE]; /* of the first one's tensor, */
     int64_t element;            /* and its place there */
-    assay_tensor_set given;     /* the candidate's gradients where it has such elements */
+    assay_tensor_set adopted;   /* the candidate's gradients where it has such elements */
 } assay_kinks;
 
 /* Whether a step of the case has kinks: of programs alone. */

@@ -49,7 +49,7 @@ static bool ends_stage(const assay_tensor_spec *spec)
 
 /* Tensors that stay without elements are not in the set's source. */
 assay_status assay_stages_adopt(assay_context *ctx, const assay_plan *plan, const assay_profile *profile,
-                                assay_fixture_reader *candidate, assay_tensor_set *given, int *taken)
+                                assay_fixture_reader *candidate, assay_tensor_set *adopted, int *taken)
 {
     *taken = 0;
     for (int i = 0; i < plan->spec_count; i++) {
@@ -57,8 +57,8 @@ assay_status assay_stages_adopt(assay_context *ctx, const assay_plan *plan, cons
         const bool found = is_usable(profile, spec, assay_fixture_find(candidate, spec->path));
         *taken += found && ends_stage(spec);
         if (!found || !begins_stage(spec)) continue;
-        MUST(take(ctx, spec, candidate, given));
-        *taken += assay_tensor_is_complete(&given->items[given->count - 1]);
+        MUST(take(ctx, spec, candidate, adopted));
+        *taken += assay_tensor_is_complete(&adopted->items[adopted->count - 1]);
     }
     return ASSAY_OK;
 }

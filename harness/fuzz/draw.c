@@ -270,7 +270,8 @@ static int pick_key(dice *d, const assay_draws *draws, const assay_operation *op
     int keys = 0;
     for (; assay_draw_keys[keys].key != NULL; keys++) {
         int ran = 0;
-        if ((assay_draw_keys[keys].parts & operation->parts) == 0 || is_set(&draws->sets, assay_draw_keys[keys].key))
+        if ((assay_draw_keys[keys].components & operation->components) == 0 ||
+            is_set(&draws->sets, assay_draw_keys[keys].key))
             continue;
         for (int i = 0; i < ASSAY_CHOICES_MOST; i++) ran += draws->of_keys[place][keys][i].ran;
         weights[keys] = assay_draw_keys[keys].weight * (1.0 + 8.0 / (1.0 + ran));
@@ -498,9 +499,10 @@ static assay_status pick_base(assay_context *ctx, const assay_draws *draws, dice
     MUST(assay_alloc(ctx, "draws", draws->base_count + 1, sizeof(double), &weights));
     for (int i = 0; i < draws->base_count; i++) of_operations[place_of(draws->bases[i].op)] += 1.0;
     for (int i = 0; i < draws->operations; i++) {
-        const int parts = __builtin_popcount(assay_operations[i]->parts);
+        const int components = __builtin_popcount(assay_operations[i]->components);
         /* programs have none, and few backends take them */
-        of_operations[i] = sqrt(of_operations[i]) * support(&draws->of_operations[i]) / (parts > 0 ? parts : 8);
+        of_operations[i] =
+            sqrt(of_operations[i]) * support(&draws->of_operations[i]) / (components > 0 ? components : 8);
     }
     drawn->operation = pick_weighted(d, of_operations, draws->operations);
     for (int i = 0; i < draws->base_count; i++) {

@@ -4,7 +4,7 @@
 
 #include "cases/model_config.h"
 
-#include "cases/model_parts.inc"
+#include "cases/model_components.inc"
 
 #define ALL (~0u)
 

@@ -6,8 +6,8 @@
  * well. */
 typedef struct assay_draw_key {
     const char *key;
-    unsigned parts; /* for operations with one of these (ASSAY_PART_...) */
-    int weight;     /* 0: never drawn */
+    unsigned components; /* for operations with one of these (ASSAY_USES_...) */
+    int weight;          /* 0: never drawn */
     const char *values;
 } assay_draw_key;
 

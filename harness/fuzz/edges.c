@@ -21,7 +21,7 @@ static bool is_free(const assay_shrinking *s, const assay_case *c, const char *k
     bool reads = strcmp(key, "sequence") == 0 || strcmp(key, "batch") == 0;
     for (int i = 0; assay_draw_keys[i].key != NULL; i++) {
         if (strcmp(assay_draw_keys[i].key, key) == 0)
-            reads |= (assay_draw_keys[i].parts & assay_operation_by_name(c->op)->parts) != 0;
+            reads |= (assay_draw_keys[i].components & assay_operation_by_name(c->op)->components) != 0;
     }
     for (int i = 0; i < s->sets.count; i++)
         reads &= strncmp(s->sets.items[i], key, length) != 0 || s->sets.items[i][length] != '=';

@@ -197,7 +197,8 @@ void assay_fuzz_coverage(const assay_fuzzing *f, int *ran, int *all)
     for (int place = 0; place < draws->operations; place++) {
         if (draws->of_operations[place].ran == 0) continue;
         for (int key = 0; assay_draw_keys[key].key != NULL; key++) {
-            if (assay_draw_keys[key].weight == 0 || (assay_draw_keys[key].parts & assay_operations[place]->parts) == 0)
+            if (assay_draw_keys[key].weight == 0 ||
+                (assay_draw_keys[key].components & assay_operations[place]->components) == 0)
                 continue;
             const int choices = assay_draw_choices(assay_draw_keys[key].values);
             for (int i = 0; i < choices; i++) *ran += draws->of_keys[place][key][i].ran > 0;

@@ -279,9 +279,9 @@ static assay_status write_from_memory(assay_context *ctx, const assay_plan *plan
 {
     OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
     assay_overlay both = {assay_input_source(&results), *source};
-    const assay_source given = plan->recipe ? *source : assay_overlay_source(&both); /* a set has no recipes */
+    const assay_source inputs = plan->recipe ? *source : assay_overlay_source(&both); /* a set has no recipes */
     MUST(assay_golden_results(ctx, plan, source, quiet, &results));
-    return write_golden(ctx, plan, path, &given, &results, quiet);
+    return write_golden(ctx, plan, path, &inputs, &results, quiet);
 }
 
 static assay_status write_with_all(assay_context *ctx, const assay_plan *plan, const char *path,

@@ -12,7 +12,7 @@
 
 bool assay_has_steps(const assay_operation *operation)
 {
-    return operation->graph != NULL || operation == &assay_op_moe || (operation->parts & ASSAY_PART_LAYER) != 0;
+    return operation->graph != NULL || operation == &assay_op_moe || (operation->components & ASSAY_USES_LAYER) != 0;
 }
 
 typedef struct builder {
@@ -332,7 +332,7 @@ assay_status assay_case_steps(assay_context *ctx, const assay_case *c, bool whol
         status = refuse(ctx, c);
         goto cleanup;
     }
-    const bool layers = (operation->parts & ASSAY_PART_LAYER) != 0;
+    const bool layers = (operation->components & ASSAY_USES_LAYER) != 0;
     const assay_tensor_entry *y = assay_tensor_list_find(&list, "outputs/y");
     builder b = {.list = &list, .block = layers ? "moe/" : ""};
     if (operation->graph != NULL) {

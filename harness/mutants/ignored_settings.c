@@ -4,7 +4,7 @@
 
 #include "harness/mutants/mutants_tensors.h"
 
-#include "cases/model_parts.inc"
+#include "cases/model_components.inc"
 
 #define CODES(what, text, ...)                                                                                         \
     {                                                                                                                  \

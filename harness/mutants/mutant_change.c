@@ -358,7 +358,7 @@ cleanup:
     return status;
 }
 
-bool assay_mutant_takes(const assay_mutant *mutant, const char *path)
+bool assay_mutant_evaluates(const assay_mutant *mutant, const char *path)
 {
     return mutant->takes.of == NULL || is_result(&mutant->takes, path);
 }
@@ -421,7 +421,7 @@ static bool change_key(const assay_key_change *change, assay_model_config *confi
         return true;
     }
     if (change->how == ASSAY_KEY_GIVEN) {
-        config->given[change->key] = true;
+        config->is_set[change->key] = true;
         return false;
     }
     bool *flag = (bool *)at;

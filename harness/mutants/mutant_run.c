@@ -18,7 +18,7 @@ static bool take_results(const assay_mutant *mutant, const assay_tensor_set *fro
     for (int i = 0; i < to->count; i++) {
         assay_tensor *wanted = &to->items[i];
         const char *path = wanted->spec.path;
-        if (!assay_mutant_takes(mutant, path)) continue;
+        if (!assay_mutant_evaluates(mutant, path)) continue;
         const assay_tensor *found = assay_tensor_set_find(from, path);
         const assay_tensor_role role = wanted->spec.role;
         if (assay_role_is_input(role) || (role == ASSAY_ROLE_ERROR_SCALE && found == NULL)) continue;
@@ -133,7 +133,7 @@ static assay_status run_changed(assay_context *ctx, const assay_trial *t, const 
     change.type = stored ? t->profile->storage : assay_coarser_type(t->profile->storage);
     *applies |= assay_mutant_is_of_step(mutant); /* which is run, in every case that has it */
     /* attention over a cache is told of changed inputs, too, by which it may read what should not be */
-    const bool told = (plan->operation->parts & ASSAY_PART_DECODE) != 0 && !assay_mutant_changes_steps(mutant);
+    const bool told = (plan->operation->components & ASSAY_USES_DECODE) != 0 && !assay_mutant_changes_steps(mutant);
     if (told) change.kind = "inputs";
     if (told || assay_mutant_changes_steps(mutant)) own.change = &change;
     const assay_status status = assay_evaluate(&own, plan, in, out);
@@ -162,12 +162,13 @@ static assay_status run_operation(assay_context *ctx, const assay_trial *t, cons
         own.arithmetic = &assay_arithmetic_emulated;
         own.emulation = &emulation;
     }
-    const unsigned parts = plan->operation->parts; /* kernels mask rows of experts where one's end, on any row */
+    const unsigned components =
+        plan->operation->components; /* kernels mask rows of experts where one's end, on any row */
     const lossy loss = {.emulation.nearest = true,
                         .whole_blocks = mutant->whole_blocks,
                         .whole_rows = mutant->whole_rows,
-                        .tokens = parts & ASSAY_PART_GROUPS ? -1 : plan->c->batch * plan->c->sequence,
-                        .rows_too = (parts & ASSAY_PART_EXPERTS) == 0};
+                        .tokens = components & ASSAY_USES_GROUPS ? -1 : plan->c->batch * plan->c->sequence,
+                        .rows_too = (components & ASSAY_USES_EXPERTS) == 0};
     if (assay_mutant_is_lossy(mutant)) {
         own.arithmetic = &lossy_arithmetic;
         own.emulation = &loss.emulation;
@@ -326,7 +327,7 @@ assay_status assay_mutant_evaluate(assay_context *ctx, const assay_trial *t, con
     MUST(assay_case_resolve(ctx, t->plan->c, &c.config));
     c.profiles = (assay_text_list){.items = &profile, .count = own_scales ? 1 : 0};
     c.seed += mutant->other_seed ? 1 : 0;
-    assay_model_forget_given(&c.config); /* a bug does not ask what the family honours */
+    assay_model_forget_set_keys(&c.config); /* a bug does not ask what the family honours */
     *applies = assay_mutant_configure(mutant, &c) && (mutant->degrade == NULL || mutant->degrade(&golden, &ignored));
     if (!*applies || !keeps_rows(t, mutant)) return ASSAY_OK;
     assay_status status = assay_plan_make_with(ctx, &plan, &c, NULL, t->profile);
@@ -351,6 +352,6 @@ assay_status assay_mutant_make(assay_context *ctx, const assay_trial *t, const a
     *applies = true;
     if (assay_mutant_is_evaluated(mutant)) MUST(assay_mutant_evaluate(ctx, t, mutant, candidate, applies));
     if (*applies) MUST(assay_mutant_change_results(ctx, mutant, &m, applies));
-    if (*applies) MUST(assay_results_take_unused(ctx, t->plan, t->golden, candidate)); /* nobody looks at them */
+    if (*applies) MUST(assay_results_copy_unused(ctx, t->plan, t->golden, candidate)); /* nobody looks at them */
     return ASSAY_OK;
 }

@@ -28,25 +28,25 @@
 #include "harness/operations/op_support.h"
 
 /* Traits of operations: one of them is enough; 0 is every operation. */
-#define ROUTER ASSAY_PART_ROUTER
-#define EXPERTS ASSAY_PART_EXPERTS
-#define GATED (ASSAY_PART_MLP | ASSAY_PART_EXPERTS)
-#define LATENT ASSAY_PART_LATENT
-#define GROUPED ASSAY_PART_GROUPED
-#define PROJECTED (ASSAY_PART_LATENT | ASSAY_PART_GROUPED)
-#define ROPE ASSAY_PART_ROPE
-#define ATTENTION ASSAY_PART_ATTENTION
-#define SHARING ASSAY_PART_SHARING
-#define MERGE ASSAY_PART_MERGE
-#define DECODE ASSAY_PART_DECODE
-#define CACHE ASSAY_PART_CACHE
-#define NORMED (ASSAY_PART_NORM | ASSAY_PART_LATENT)
-#define LAYER ASSAY_PART_LAYER
-#define GROUPS ASSAY_PART_GROUPS
-#define SORT ASSAY_PART_SORT
-#define COMBINE ASSAY_PART_COMBINE
-#define QUANTIZE ASSAY_PART_QUANTIZE
-#define DEQUANTIZE ASSAY_PART_DEQUANTIZE
+#define ROUTER ASSAY_USES_ROUTER
+#define EXPERTS ASSAY_USES_EXPERTS
+#define GATED (ASSAY_USES_MLP | ASSAY_USES_EXPERTS)
+#define LATENT ASSAY_USES_LATENT
+#define GROUPED ASSAY_USES_GROUPED
+#define PROJECTED (ASSAY_USES_LATENT | ASSAY_USES_GROUPED)
+#define ROPE ASSAY_USES_ROPE
+#define ATTENTION ASSAY_USES_ATTENTION
+#define SHARING ASSAY_USES_SHARING
+#define MERGE ASSAY_USES_MERGE
+#define DECODE ASSAY_USES_DECODE
+#define CACHE ASSAY_USES_CACHE
+#define NORMED (ASSAY_USES_NORM | ASSAY_USES_LATENT)
+#define LAYER ASSAY_USES_LAYER
+#define GROUPS ASSAY_USES_GROUPS
+#define SORT ASSAY_USES_SORT
+#define COMBINE ASSAY_USES_COMBINE
+#define QUANTIZE ASSAY_USES_QUANTIZE
+#define DEQUANTIZE ASSAY_USES_DEQUANTIZE
 #define CODES ASSAY_HAS_CODES
 #define HIDDEN ASSAY_HAS_HIDDEN
 #define CACHE_BYTES ASSAY_HAS_CACHE_BYTES
@@ -55,7 +55,7 @@
 #define WITH_INTERMEDIATES (GATED | ATTENTION)
 #define WITH_LINEAR (GATED | PROJECTED | GROUPS)
 #define WITH_PRODUCTS (WITH_INTERMEDIATES | GROUPS)
-#define WITH_FUNCTIONS (ASSAY_PART_NORM | ROPE | ATTENTION)
+#define WITH_FUNCTIONS (ASSAY_USES_NORM | ROPE | ATTENTION)
 
 /* Paths of inputs and weights, folders of results. */
 #define UP_WEIGHTS "wi wi_0 wi_1"
@@ -175,7 +175,7 @@ bool assay_mutant_is_evaluated(const assay_mutant *mutant)
 
 static unsigned traits_of(const assay_plan *plan)
 {
-    unsigned traits = plan->operation->parts;
+    unsigned traits = plan->operation->components;
     const assay_quant_recipe *recipe = assay_quant_recipe_by_name(plan->c->config.quant_recipe.text);
     if (recipe != NULL) traits |= ASSAY_HAS_RECIPE;
     if (recipe != NULL && recipe->dx_dy.scales == ASSAY_SCALES_BLOCKS) traits |= ASSAY_HAS_RECIPE_OF_BLOCKS;
@@ -198,8 +198,8 @@ bool assay_mutant_is_for(const assay_mutant *mutant, const assay_plan *plan)
 
 bool assay_mutant_is_required(const assay_mutant *mutant, const assay_plan *plan)
 {
-    const unsigned parts = plan->operation->parts & ASSAY_PART_ALL;
-    const bool layers = (parts & ASSAY_PART_LAYER) != 0, several = (parts & (parts - 1)) != 0;
+    const unsigned components = plan->operation->components & ASSAY_USES_ALL;
+    const bool layers = (components & ASSAY_USES_LAYER) != 0, several = (components & (components - 1)) != 0;
     const assay_extent extent = layers ? ASSAY_EVERYWHERE : several ? ASSAY_IN_BLOCKS : ASSAY_ALONE;
     return assay_mutant_is_for(mutant, plan) && extent <= mutant->required;
 }

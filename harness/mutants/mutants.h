@@ -111,7 +111,7 @@ typedef struct assay_mutant {
     const char *name;
     const char *models;    /* in a few words */
     const char *bugs;      /* numbers of docs/bugs.csv: "8, 9"; "" */
-    unsigned traits;       /* it is for operations with one of these: ASSAY_PART_..., ASSAY_HAS_...; 0: for all.
+    unsigned traits;       /* it is for operations with one of these: ASSAY_USES_..., ASSAY_HAS_...; 0: for all.
                               ASSAY_HAS_CODES: it changes codes and scales; others see the numbers that these are */
     assay_extent required; /* fixtures of those up to this extent must detect it where it has an effect */
 
@@ -165,7 +165,7 @@ typedef struct assay_step_mutant {
 typedef struct assay_mutant_list {
     int count;
     const assay_mutant **items;
-    assay_step_mutant *made;
+    assay_step_mutant *of_steps;
 } assay_mutant_list;
 
 /* Of an operation that has parts the table's alone: those know what bugs its steps have. Of others, which are programs, those of
@@ -199,7 +199,7 @@ assay_status assay_mutant_change_inputs(assay_context *ctx, const assay_mutant *
                                         bool *applies);
 assay_status assay_mutant_change_results(assay_context *ctx, const assay_mutant *mutant, const assay_mutation *m,
                                          bool *applies);
-bool assay_mutant_takes(const assay_mutant *mutant, const char *path); /* a result from the evaluation */
+bool assay_mutant_evaluates(const assay_mutant *mutant, const char *path); /* a result from the evaluation */
 
 /* What rounds results, which is expected of no error scale (explain). */
 assay_tensor_edit assay_edit_truncate, assay_edit_coarser;

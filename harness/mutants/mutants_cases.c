@@ -58,7 +58,7 @@ static const assay_cache_format *cache_of(const assay_case *c)
 static bool has_window(const assay_case *c)
 {
     const assay_model_config *m = &c->config;
-    const bool over_cache = (assay_operation_by_name(c->op)->parts & ASSAY_PART_DECODE) != 0;
+    const bool over_cache = (assay_operation_by_name(c->op)->components & ASSAY_USES_DECODE) != 0;
     return m->sliding_window_size > 0 && (over_cache || m->sliding_window_size < c->sequence) &&
            !is(&m->attention_type, "global");
 }
@@ -104,7 +104,7 @@ bool assay_case_gathers_codes(const assay_case *c)
 /* Of experts, each part with scales of its own. */
 static bool has_parts_of_products(const assay_case *c)
 {
-    const bool experts = (assay_operation_by_name(c->op)->parts & ASSAY_PART_EXPERTS) != 0;
+    const bool experts = (assay_operation_by_name(c->op)->components & ASSAY_USES_EXPERTS) != 0;
     return experts && c->mesh_mlp_tensor * c->mesh_tensor * c->config.num_moe_emb_chunks > 1;
 }
 

@@ -75,9 +75,9 @@ bool assay_edit_cache_rows(const assay_mutation *m, assay_tensor *cache)
     return moved;
 }
 
-/* --- parts --- */
+/* --- splits --- */
 
-/* Rows of the last part lie half as far apart again. */
+/* Rows of the last split lie half as far apart again. */
 int64_t assay_padded_last_part(const assay_places *p, int64_t i)
 {
     const int64_t each = p->count / p->tensor->spec.shape.dims[0], first = p->count - each, at = i - first;
@@ -88,15 +88,15 @@ int64_t assay_padded_last_part(const assay_places *p, int64_t i)
 
 bool assay_edit_sink_of_parts(const assay_mutation *m, assay_tensor *sinks)
 {
-    const int64_t parts = config_of(m->c).parts;
-    for (int64_t head = 0; head < sinks->count && parts > 1; head++) sinks->values[head] += log((double)parts);
-    return parts > 1;
+    const int64_t splits = config_of(m->c).splits;
+    for (int64_t head = 0; head < sinks->count && splits > 1; head++) sinks->values[head] += log((double)splits);
+    return splits > 1;
 }
 
 /* A log-sum-exp whose weight is 0, in every type. */
 static const double FAR_BELOW = -6e4;
 
-/* Of a part without keys: its weight becomes 0, and it holds NaN. */
+/* Of a split without keys: its weight becomes 0, and it holds NaN. */
 bool assay_edit_empty_parts_to_nan(const assay_mutation *m)
 {
     assay_tensor *lse = assay_tensor_set_find(m->tensors, "inputs/partial_lse");
@@ -120,7 +120,7 @@ bool assay_edit_empty_parts_to_nan(const assay_mutation *m)
 
 static int64_t *starts_of(const assay_decode_plan *plan, int64_t list)
 {
-    return plan->starts + list * (plan->parts + 1);
+    return plan->starts + list * (plan->splits + 1);
 }
 
 /* Of a token that sees the keys up to `end`. */
@@ -138,13 +138,13 @@ static void see(int change, const assay_decode_config *c, const assay_decode_pla
     assay_decode_see(plan, list, token, seen);
 }
 
-/* Of a part: the context has the mask of the new tokens; or but the last half of what a token sees. */
-static void see_part(int change, const assay_decode_plan *plan, int64_t list, int64_t token, int64_t part)
+/* Of a split: the context has the mask of the new tokens; or but the last half of what a token sees. */
+static void see_part(int change, const assay_decode_plan *plan, int64_t list, int64_t token, int64_t split)
 {
-    assay_key_range *seen = &plan->seen[(list * plan->tokens + token) * plan->parts + part];
-    const int64_t end = starts_of(plan, list)[part + 1] - plan->tokens + token + 1;
+    assay_key_range *seen = &plan->seen[(list * plan->tokens + token) * plan->splits + split];
+    const int64_t end = starts_of(plan, list)[split + 1] - plan->tokens + token + 1;
     if (change == ASSAY_READ_half_of_parts) seen->begin += (seen->end - seen->begin) / 2;
-    if (change == ASSAY_READ_context_causal && part < plan->parts - 1 && seen->end > end)
+    if (change == ASSAY_READ_context_causal && split < plan->splits - 1 && seen->end > end)
         seen->end = end > seen->begin ? end : seen->begin;
 }
 
@@ -157,8 +157,8 @@ static int64_t row_of(int change, const assay_decode_config *c, const assay_deco
         const int64_t page = in->block_table[(list * c->max_pages + key / half) % (c->batch * c->max_pages)];
         return (page < 0 || page >= c->pages ? 0 : page * half) + key % half;
     }
-    return change == ASSAY_READ_first_chunk && key < starts_of(plan, list)[plan->parts - 1] ? rows[key % c->chunk]
-                                                                                            : rows[key];
+    return change == ASSAY_READ_first_chunk && key < starts_of(plan, list)[plan->splits - 1] ? rows[key % c->chunk]
+                                                                                             : rows[key];
 }
 
 /* So many keys of zeros in the place `at` of a list, which a token sees that sees what lies before or behind it, or nothing. */
@@ -167,13 +167,13 @@ static void insert_lanes(const assay_decode_plan *plan, int64_t list, int64_t at
     int64_t *rows = plan->rows + list * plan->longest, *starts = starts_of(plan, list), home = 0;
     memmove(rows + at + lanes, rows + at, (size_t)(assay_decode_keys(plan, list) - at) * sizeof *rows);
     for (int64_t i = at; i < at + lanes; i++) rows[i] = -1;
-    for (int64_t part = 1; part <= plan->parts; part++) {
-        if (starts[part] <= at && part < plan->parts) home = part;
-        if (starts[part] > at) starts[part] += lanes;
+    for (int64_t split = 1; split <= plan->splits; split++) {
+        if (starts[split] <= at && split < plan->splits) home = split;
+        if (starts[split] > at) starts[split] += lanes;
     }
-    for (int64_t i = 0; i < plan->tokens * plan->parts; i++) {
-        const bool is_home = i % plan->parts == home;
-        assay_key_range *seen = plan->seen + list * plan->tokens * plan->parts + i;
+    for (int64_t i = 0; i < plan->tokens * plan->splits; i++) {
+        const bool is_home = i % plan->splits == home;
+        assay_key_range *seen = plan->seen + list * plan->tokens * plan->splits + i;
         if (is_home && seen->begin == seen->end) *seen = (assay_key_range){at, at};
         seen->begin += seen->begin > at ? lanes : 0;
         seen->end += seen->end > at || (is_home && seen->end == at) ? lanes : 0;
@@ -203,13 +203,13 @@ bool assay_change_reading(int change, const assay_decode_config *c, const assay_
         const int64_t keys = assay_decode_keys(plan, list), tail = (c->page - keys % c->page) % c->page;
         for (int64_t key = 0; key < keys; key++)
             plan->rows[list * plan->longest + key] = row_of(change, c, in, plan, list, key);
-        for (int64_t i = 0; i < plan->tokens * plan->parts; i++) {
-            if (i % plan->parts == 0 && c->topk == 0) see(change, c, plan, list, i / plan->parts);
-            see_part(change, plan, list, i / plan->parts, i % plan->parts);
+        for (int64_t i = 0; i < plan->tokens * plan->splits; i++) {
+            if (i % plan->splits == 0 && c->topk == 0) see(change, c, plan, list, i / plan->splits);
+            see_part(change, plan, list, i / plan->splits, i % plan->splits);
         }
-        /* rows of the last page behind the keys count as keys of the part before them */
-        for (int64_t part = 1; part <= plan->parts && change == ASSAY_READ_tail; part++)
-            if (starts_of(plan, list)[part] == keys) starts_of(plan, list)[part] += tail;
+        /* rows of the last page behind the keys count as keys of the split before them */
+        for (int64_t split = 1; split <= plan->splits && change == ASSAY_READ_tail; split++)
+            if (starts_of(plan, list)[split] == keys) starts_of(plan, list)[split] += tail;
         if (change == ASSAY_READ_lanes && tail > 0) insert_lanes(plan, list, window_to(c, keys).begin, tail);
     }
     return true;

@@ -74,24 +74,24 @@ static assay_status open_list(assay_context *ctx, const assay_plan *plan, bool s
         MUST(assay_alloc(ctx, "the graph of a case", 1, sizeof *g, &g));
         MUST(assay_operation_graph(ctx, plan->operation, plan->c, g));
         count = make_all(g, token, NULL);
-        MUST(assay_alloc(ctx, "mutants of steps", count, sizeof *list->made, &list->made));
-        make_all(g, token, list->made);
+        MUST(assay_alloc(ctx, "mutants of steps", count, sizeof *list->of_steps, &list->of_steps));
+        make_all(g, token, list->of_steps);
     }
     MUST(assay_alloc(ctx, "mutants", assay_mutant_count + count, sizeof *list->items, &list->items));
     for (int i = 0; i < assay_mutant_count; i++) list->items[list->count++] = &assay_mutants[i];
-    for (int i = 0; i < count; i++) list->items[list->count++] = &list->made[i].mutant;
+    for (int i = 0; i < count; i++) list->items[list->count++] = &list->of_steps[i].mutant;
     return ASSAY_OK;
 }
 
 assay_status assay_mutants_of(assay_context *ctx, const assay_plan *plan, assay_mutant_list *list)
 {
-    return open_list(ctx, plan, plan->operation->graph != NULL && plan->operation->parts == 0, -1, list);
+    return open_list(ctx, plan, plan->operation->graph != NULL && plan->operation->components == 0, -1, list);
 }
 
 assay_status assay_mutants_explaining(assay_context *ctx, const assay_plan *plan, int64_t token,
                                       assay_mutant_list *list)
 {
-    return open_list(ctx, plan, plan->operation->graph != NULL && plan->operation->parts == 0, token, list);
+    return open_list(ctx, plan, plan->operation->graph != NULL && plan->operation->components == 0, token, list);
 }
 
 assay_status assay_mutants_like(assay_context *ctx, const assay_plan *plan, const char *pattern,
@@ -108,7 +108,7 @@ assay_status assay_mutants_like(assay_context *ctx, const assay_plan *plan, cons
 void assay_mutant_list_free(assay_mutant_list *list)
 {
     free(list->items);
-    free(list->made);
+    free(list->of_steps);
     *list = (assay_mutant_list){0};
 }
 

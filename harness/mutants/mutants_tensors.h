@@ -138,7 +138,7 @@ enum { ASSAY_BYTES_TABLE(ASSAY_BYTES_CODE) };
     X(half_pages, paged && c->page % 2 == 0 && c->stride == c->page)                                                   \
     X(first_chunk, c->chunk > 0)                                                                                       \
     X(context_causal, c->chunk > 0 && several)                                                                         \
-    X(half_of_parts, c->parts > 0)                                                                                     \
+    X(half_of_parts, c->splits > 0)                                                                                    \
     X(masked_capped, dense && c->soft_cap > 0 && (several || c->window > 0))                                           \
     X(tail, paged && c->page > 1)                                                                                      \
     X(lanes, paged && c->page > 1)

@@ -96,7 +96,7 @@ static const graph_tensor *tensor_of(const at *a, int tensor)
     return &a->g->tensors[tensor];
 }
 
-static const assay_tensor_row *made_row(const at *a)
+static const assay_tensor_row *output_row(const at *a)
 {
     return &tensor_of(a, a->step->out[0])->row;
 }
@@ -130,9 +130,9 @@ static bool are_alike(const at *a, int x, int y)
 static bool leave(const at *a, int input)
 {
     const int x = a->step->in[input];
-    if (!is_number(a, input) || a->step->out[1] != 0 || tensor_of(a, x)->in_parts) return false;
-    if (!assay_shape_equal(&tensor_of(a, x)->row.shape, &made_row(a)->shape)) return false;
-    if (has_two_operands(a) && strcmp(tensor_of(a, x)->row.axes, made_row(a)->axes) != 0) return false;
+    if (!is_number(a, input) || a->step->out[1] != 0 || tensor_of(a, x)->read_in_slices) return false;
+    if (!assay_shape_equal(&tensor_of(a, x)->row.shape, &output_row(a)->shape)) return false;
+    if (has_two_operands(a) && strcmp(tensor_of(a, x)->row.axes, output_row(a)->axes) != 0) return false;
     *a->to = (graph_step){.kind = &graph_kind_order, .in = {x}, .with.general.function = 1}; /* as it lies */
     memcpy(a->to->out, a->step->out, sizeof a->to->out);
     return true;
@@ -204,7 +204,7 @@ static bool take_first(const at *a)
     const assay_tensor_row *x = &tensor_of(a, a->step->in[0])->row;
     if (a->step->kind != &graph_kind_slice) return false;
     const size_t axis = strcspn(x->axes, a->step->with.general.over);
-    const int64_t whole = x->shape.dims[axis], own = made_row(a)->shape.dims[axis];
+    const int64_t whole = x->shape.dims[axis], own = output_row(a)->shape.dims[axis];
     if (whole == own) return false;
     a->to->with.general.first += a->step->with.general.first + own < whole ? 1 : -1;
     return true;
@@ -253,7 +253,7 @@ static bool take_scale_rounding(const at *a)
 static bool exchange(const at *a, int i)
 {
     const int x = a->step->in[i], y = a->step->in[i + 1];
-    if (x == 0 || y == 0 || tensor_of(a, x)->in_parts || tensor_of(a, y)->in_parts) return false;
+    if (x == 0 || y == 0 || tensor_of(a, x)->read_in_slices || tensor_of(a, y)->read_in_slices) return false;
     if (!has_two_operands(a) && !are_alike(a, x, y)) return false;
     a->to->in[i] = y;
     a->to->in[i + 1] = x;
@@ -265,13 +265,13 @@ static bool read_else(const at *a, int i)
 {
     const int x = a->step->in[i];
     int found = 0, least = INT32_MAX;
-    if (x == 0 || tensor_of(a, x)->row.shape.rank == 0 || tensor_of(a, x)->in_parts) return false;
+    if (x == 0 || tensor_of(a, x)->row.shape.rank == 0 || tensor_of(a, x)->read_in_slices) return false;
     for (int t = 1; t < a->step->out[0]; t++) {
         const graph_tensor *other = tensor_of(a, t);
         const int far = abs(t - x) + ((other->step < 0) != (tensor_of(a, x)->step < 0) ? GRAPH_TENSORS : 0);
         const bool fits = t != x && are_alike(a, x, t) && !other->constant && !tensor_of(a, x)->constant &&
                           (other->role == GRAPH_INDICES) == (tensor_of(a, x)->role == GRAPH_INDICES);
-        if (!fits || other->in_parts || other->quantised || far >= least) continue;
+        if (!fits || other->read_in_slices || other->quantised || far >= least) continue;
         found = t;
         least = far;
     }
@@ -342,7 +342,7 @@ static void repeat_row(const graph *g, const graph_step *step, double *values, b
 
 static bool spoil(const at *a, graph_spoiler *how, double by)
 {
-    const assay_shape *shape = &made_row(a)->shape;
+    const assay_shape *shape = &output_row(a)->shape;
     const int rank = shape->rank;
     if (how == lose_columns && (rank == 0 || shape->dims[rank - 1] < 2)) return false;
     if ((how == lose_row || how == repeat_row) && (rank < 2 || shape->dims[0] < 2)) return false;
@@ -360,7 +360,7 @@ static char summed_axis(const at *a)
     char axis = '\0';
     if (kind == &graph_kind_linear) axis = x->axes[x->shape.rank - 1];
     for (int i = 0; i < x->shape.rank && kind == &graph_kind_product; i++)
-        if (strchr(made_row(a)->axes, x->axes[i]) == NULL) axis = x->axes[i];
+        if (strchr(output_row(a)->axes, x->axes[i]) == NULL) axis = x->axes[i];
     if (kind == &graph_kind_reduce && over[0] != '\0') axis = over[strlen(over) - 1];
     if (kind == &graph_kind_softmax || kind == &graph_kind_logsumexp) axis = over[0];
     return axis;
@@ -388,7 +388,7 @@ static bool cut_tail(const at *a, graph_spoiler *how)
     const assay_tensor_row *x = &tensor_of(a, a->step->in[0])->row;
     const bool largest = kind == &graph_kind_reduce && a->step->with.general.function == GRAPH_REDUCTION_max;
     const char axis = summed_axis(a);
-    if (axis == '\0' || tensor_of(a, a->step->in[0])->in_parts) return false;
+    if (axis == '\0' || tensor_of(a, a->step->in[0])->read_in_slices) return false;
     if (x->shape.dims[strchr(x->axes, axis) - x->axes] < 2) return false;
     a->to->wrong.misread = how;
     a->to->wrong.axis = axis;
@@ -511,7 +511,7 @@ static bool misread(const at *a, int input, graph_spoiler *how)
 {
     a->to->wrong.misread = how;
     a->to->wrong.input = input;
-    return is_number(a, input) && !tensor_of(a, a->step->in[input])->in_parts;
+    return is_number(a, input) && !tensor_of(a, a->step->in[input])->read_in_slices;
 }
 
 /* An axis of an input, of a step that has several, whose gradient goes to index 0 or stays where it is: an axis that counts something,
@@ -523,7 +523,7 @@ static bool read_one_index(const at *a, bool back_alone)
     const assay_tensor_row *row = &tensor_of(a, x)->row;
     char name[ASSAY_STEP_NAME];
     if (x == 0 || a->step->in[1] == 0 || !misread(a, input, read_first) || axis >= row->shape.rank) return false;
-    const char *made = made_row(a)->axes, *found = strchr(made, row->axes[axis]);
+    const char *made = output_row(a)->axes, *found = strchr(made, row->axes[axis]);
     if (found == NULL || (found[1] == '\0' && found != made)) return false;
     if (row->shape.dims[axis] < 2 || (back_alone && (stays || (graph_reads(a->step) >> input & 1) == 0))) return false;
     a->to->wrong.by = stays;
@@ -537,7 +537,7 @@ static bool read_one_index(const at *a, bool back_alone)
 /* Of outputs, as where a kernel reads one cotangent for all. */
 static bool give_one_index(const at *a)
 {
-    const assay_tensor_row *row = made_row(a);
+    const assay_tensor_row *row = output_row(a);
     if (strncmp(row->name, "outputs/", 8) != 0) return false;
     const bool last = a->which == row->shape.rank - 1 && a->which > 0;
     if (a->which >= row->shape.rank || last || row->shape.dims[a->which] < 2) return false;
@@ -578,7 +578,7 @@ static bool read_transposed(const at *a)
 /* Of gate and up beside each other, and of halves that are turned: all who cut it do so. */
 static bool read_interleaved(const at *a)
 {
-    const int64_t columns = made_row(a)->shape.rank == 0 ? 0 : graph_last_axis(a->g, a->step->out[0]);
+    const int64_t columns = output_row(a)->shape.rank == 0 ? 0 : graph_last_axis(a->g, a->step->out[0]);
     int halves = 0;
     for (int i = 0; i < a->g->step_count; i++) {
         const graph_step *reader = &a->g->steps[i];
@@ -797,7 +797,7 @@ static bool leave_undivided(const at *a)
 static bool detach(const at *a, int i)
 {
     const graph_tensor *x = tensor_of(a, a->step->in[i]);
-    const bool differentiable = is_number(a, i) && !x->constant && !x->in_parts && x->row.shape.rank > 0;
+    const bool differentiable = is_number(a, i) && !x->constant && !x->read_in_slices && x->row.shape.rank > 0;
     a->to->wrong.detached = 1u << i;
     return differentiable && a->step->kind->backward != NULL;
 }

@@ -10,7 +10,7 @@
 typedef struct model_check {
     assay_context *ctx;
     const assay_case *c;
-    unsigned parts;
+    unsigned components;
 } model_check;
 
 static const char *maxtext_text(const model_check *check, int key)
@@ -31,7 +31,7 @@ static assay_status check_maxtext_keys(const model_check *check)
 {
     for (int i = 0; i < ASSAY_MAXTEXT_KEYS; i++) {
         const assay_maxtext_key *key = &assay_maxtext_keys[i];
-        const bool changes = key->parts == ASSAY_PART_ALL || (key->parts & check->parts) != 0;
+        const bool changes = key->components == ASSAY_USES_ALL || (key->components & check->components) != 0;
         if (!changes || maxtext_text(check, i)[0] == '\0' || is_cycle(check, i)) continue;
         char expected[ASSAY_TEXT_SIZE];
         const size_t length = strcspn(key->unchanging, "|");
@@ -61,7 +61,7 @@ static assay_status check_latent(const model_check *check)
 {
     const assay_model_config *m = &check->c->config;
     const char *type = m->attention_type.text;
-    const bool said = m->given[ASSAY_KEY_AT_decoder_block];
+    const bool said = m->is_set[ASSAY_KEY_AT_decoder_block];
     if (type[0] != '\0' && strcmp(type, "mla") != 0) {
         return refuse_key(check, ASSAY_KEY_AT_attention_type, "mla", "is multi-head latent attention");
     }
@@ -89,7 +89,7 @@ static assay_status check_grouped(const model_check *check)
 /* A size of MLA's heads that was given, and is not what is computed. */
 static bool contradicts(const assay_model_config *m, int key, int64_t value, int64_t unsaid, int64_t computed)
 {
-    return m->given[key] && value != unsaid && computed != m->head_dim;
+    return m->is_set[key] && value != unsaid && computed != m->head_dim;
 }
 
 /* Where MaxText's layers go by the model's name, and what they have is none of grouped-query attention here (attentions.py asks for
@@ -117,25 +117,26 @@ static assay_status check_heads(const model_check *check)
     const char *type = m->attention_type.text;
     const int64_t key_width = m->qk_nope_head_dim + m->qk_rope_head_dim;
     char expected[128];
-    if (m->use_indexer && (check->parts & ASSAY_PART_ATTENTION) != 0 && (check->parts & ASSAY_PART_DECODE) == 0)
+    if (m->use_indexer && (check->components & ASSAY_USES_ATTENTION) != 0 &&
+        (check->components & ASSAY_USES_DECODE) == 0)
         return refuse_key(check, ASSAY_KEY_AT_use_indexer, "false", TURNS_ON);
-    if ((check->parts & ASSAY_PART_CACHE) != 0) return ASSAY_OK; /* keys or latents, as the case says */
-    if (m->partial_rotary_factor != 1 && (check->parts & ASSAY_PART_ROPE) != 0 &&
-        (check->parts & ASSAY_PART_GROUPED) == 0) {
+    if ((check->components & ASSAY_USES_CACHE) != 0) return ASSAY_OK; /* keys or latents, as the case says */
+    if (m->partial_rotary_factor != 1 && (check->components & ASSAY_USES_ROPE) != 0 &&
+        (check->components & ASSAY_USES_GROUPED) == 0) {
         return refuse_key(check, ASSAY_KEY_AT_partial_rotary_factor, "1", "turns qk_rope_head_dim numbers of a head");
     }
-    if ((check->parts & ASSAY_PART_LATENT) != 0) return check_latent(check);
-    if ((check->parts & ASSAY_PART_GROUPED) == 0 && (check->parts & ASSAY_PART_ROPE) != 0 &&
+    if ((check->components & ASSAY_USES_LATENT) != 0) return check_latent(check);
+    if ((check->components & ASSAY_USES_GROUPED) == 0 && (check->components & ASSAY_USES_ROPE) != 0 &&
         assay_has_grouped_heads(m) && m->head_dim != m->qk_rope_head_dim) {
         snprintf(expected, sizeof expected, "%" PRId64 " (qk_rope_head_dim)", m->qk_rope_head_dim);
         return refuse_key(check, ASSAY_KEY_AT_head_dim, expected, "takes the width from there: set both alike");
     }
-    if ((check->parts & ASSAY_PART_ATTENTION) == 0) return ASSAY_OK;
+    if ((check->components & ASSAY_USES_ATTENTION) == 0) return ASSAY_OK;
     if (type[0] != '\0' && strcmp(type, "mla") != 0 && strcmp(type, "global") != 0 &&
         strcmp(type, "local_sliding") != 0) {
         return refuse_key(check, ASSAY_KEY_AT_attention_type, "global, local_sliding or mla", "has no other");
     }
-    if ((check->parts & ASSAY_PART_GROUPED) != 0) {
+    if ((check->components & ASSAY_USES_GROUPED) != 0) {
         MUST(check_name(check));
         return check_grouped(check);
     }
@@ -195,7 +196,7 @@ static assay_status check_grouped_layer(const model_check *check)
 static assay_status check_method(const model_check *check)
 {
     const assay_model_config *m = &check->c->config;
-    const bool *given = m->given;
+    const bool *is_set = m->is_set;
     const assay_routing_method *method = assay_routing_method_by_name(m->routing_method.text);
     if (method == NULL) return ASSAY_OK;
     if (m->fused_moe_func || m->use_random_routing || m->first_num_hash_layers > 0) {
@@ -204,17 +205,17 @@ static assay_status check_method(const model_check *check)
                                 : m->use_random_routing ? "use_random_routing"
                                                         : "hash routing");
     }
-    if (given[ASSAY_KEY_AT_routed_bias] && m->routed_bias && (method->has & ASSAY_METHOD_BIAS) == 0) {
+    if (is_set[ASSAY_KEY_AT_routed_bias] && m->routed_bias && (method->has & ASSAY_METHOD_BIAS) == 0) {
         return refuse(check, ASSAY_KEY_AT_routed_bias, "false", "has no bias");
     }
-    if (given[ASSAY_KEY_AT_n_routing_groups] && m->n_routing_groups > 0 && (method->has & ASSAY_METHOD_GROUPS) == 0) {
+    if (is_set[ASSAY_KEY_AT_n_routing_groups] && m->n_routing_groups > 0 && (method->has & ASSAY_METHOD_GROUPS) == 0) {
         return refuse(check, ASSAY_KEY_AT_n_routing_groups, "-1", "has no groups");
     }
-    if (given[ASSAY_KEY_AT_routed_scaling_factor] && m->routed_scaling_factor != 1.0 &&
+    if (is_set[ASSAY_KEY_AT_routed_scaling_factor] && m->routed_scaling_factor != 1.0 &&
         (method->has & ASSAY_METHOD_FACTOR) == 0) {
         return refuse(check, ASSAY_KEY_AT_routed_scaling_factor, "1", "does not scale its weights");
     }
-    if (given[ASSAY_KEY_AT_routed_score_func] && m->routed_score_func.text[0] != '\0' &&
+    if (is_set[ASSAY_KEY_AT_routed_score_func] && m->routed_score_func.text[0] != '\0' &&
         strcmp(m->routed_score_func.text, assay_score_func_name(method->score_func)) != 0) {
         return refuse(check, ASSAY_KEY_AT_routed_score_func, "\"\"", "has a score function of its own, or none");
     }
@@ -234,28 +235,28 @@ static assay_status check_layer(const model_check *check)
 static assay_status check_router(const model_check *check)
 {
     const assay_model_config *m = &check->c->config;
-    const bool *given = m->given;
+    const bool *is_set = m->is_set;
     MUST(check_method(check));
     const assay_router_family family = assay_router_family_of(m);
     const bool deepseek = family == ASSAY_ROUTER_DEEPSEEK3 || family == ASSAY_ROUTER_DEEPSEEK2;
-    if (!deepseek && family != ASSAY_ROUTER_FUSED && given[ASSAY_KEY_AT_routed_score_func] &&
+    if (!deepseek && family != ASSAY_ROUTER_FUSED && is_set[ASSAY_KEY_AT_routed_score_func] &&
         m->routed_score_func.text[0] != '\0') {
         return refuse(check, ASSAY_KEY_AT_routed_score_func, "\"\"", "has no score function");
     }
-    if (!deepseek && given[ASSAY_KEY_AT_routed_scaling_factor] && m->routed_scaling_factor != 1.0) {
+    if (!deepseek && is_set[ASSAY_KEY_AT_routed_scaling_factor] && m->routed_scaling_factor != 1.0) {
         return refuse(check, ASSAY_KEY_AT_routed_scaling_factor, "1", "does not scale its weights");
     }
-    if (!deepseek && given[ASSAY_KEY_AT_n_routing_groups] && m->n_routing_groups > 0) {
+    if (!deepseek && is_set[ASSAY_KEY_AT_n_routing_groups] && m->n_routing_groups > 0) {
         return refuse(check, ASSAY_KEY_AT_n_routing_groups, "-1", "has no groups");
     }
-    if (!deepseek && given[ASSAY_KEY_AT_topk_routing_group] && m->topk_routing_group > 0) {
+    if (!deepseek && is_set[ASSAY_KEY_AT_topk_routing_group] && m->topk_routing_group > 0) {
         return refuse(check, ASSAY_KEY_AT_topk_routing_group, "-1", "has no groups");
     }
-    if (!deepseek && given[ASSAY_KEY_AT_group_score] && m->group_score.text[0] != '\0') {
+    if (!deepseek && is_set[ASSAY_KEY_AT_group_score] && m->group_score.text[0] != '\0') {
         return refuse(check, ASSAY_KEY_AT_group_score, "\"\"", "has no groups");
     }
-    if (deepseek && given[ASSAY_KEY_AT_topk_routing_group] && m->topk_routing_group > 0 &&
-        !given[ASSAY_KEY_AT_n_routing_groups]) {
+    if (deepseek && is_set[ASSAY_KEY_AT_topk_routing_group] && m->topk_routing_group > 0 &&
+        !is_set[ASSAY_KEY_AT_n_routing_groups]) {
         return refuse(check, ASSAY_KEY_AT_topk_routing_group, "n_routing_groups beside it", "has no groups without it");
     }
     return ASSAY_OK;
@@ -264,23 +265,23 @@ static assay_status check_router(const model_check *check)
 static assay_status check_experts(const model_check *check)
 {
     const assay_model_config *m = &check->c->config;
-    const bool *given = m->given;
-    if (given[ASSAY_KEY_AT_mlp_activations_limit] && m->mlp_activations_limit > 0.0 &&
+    const bool *is_set = m->is_set;
+    if (is_set[ASSAY_KEY_AT_mlp_activations_limit] && m->mlp_activations_limit > 0.0 &&
         !assay_block_has(m->decoder_block.text, ASSAY_BLOCK_CLAMPS)) {
         return refuse(check, ASSAY_KEY_AT_mlp_activations_limit, "0", "does not clamp in its experts");
     }
-    if (given[ASSAY_KEY_AT_mlp_activations] && strcmp(m->mlp_activations.item[1], "linear") != 0) {
+    if (is_set[ASSAY_KEY_AT_mlp_activations] && strcmp(m->mlp_activations.item[1], "linear") != 0) {
         return refuse(check, ASSAY_KEY_AT_mlp_activations, "linear as the second",
                       "applies nothing but the first in its experts");
     }
-    if (given[ASSAY_KEY_AT_shared_experts] && m->shared_experts > 1 &&
+    if (is_set[ASSAY_KEY_AT_shared_experts] && m->shared_experts > 1 &&
         assay_block_has(m->decoder_block.text, ASSAY_BLOCK_GATED_SHARED) &&
         !assay_block_has(m->decoder_block.text, ASSAY_BLOCK_MOE)) {
         return refuse(check, ASSAY_KEY_AT_shared_experts, "1", "has one shared expert, with a gate");
     }
     /* Under the schedule it is that of the rows which backward finds kept. */
     const bool schedule = m->use_batch_split_schedule || m->function.text[0] != '\0';
-    if (given[ASSAY_KEY_AT_capacity_factor] && m->capacity_factor > 0.0 && !schedule &&
+    if (is_set[ASSAY_KEY_AT_capacity_factor] && m->capacity_factor > 0.0 && !schedule &&
         (m->sparse_matmul || m->fused_moe_func)) {
         return assay_fail(check->ctx, ASSAY_BAD_INPUT,
                           "capacity_factor is %g, expected -1: with %s no token is dropped", m->capacity_factor,
@@ -290,22 +291,24 @@ static assay_status check_experts(const model_check *check)
 }
 
 /* Where nothing but the router and experts of a block is known. */
-enum { OF_A_MOE = ASSAY_PART_ROUTER | ASSAY_PART_EXPERTS | ASSAY_PART_GROUPS | ASSAY_PART_SORT | ASSAY_PART_COMBINE };
+enum { OF_A_MOE = ASSAY_USES_ROUTER | ASSAY_USES_EXPERTS | ASSAY_USES_GROUPS | ASSAY_USES_SORT | ASSAY_USES_COMBINE };
 
 static assay_status check_block(const model_check *check)
 {
     const assay_model_config *m = &check->c->config;
-    const bool said = m->given[ASSAY_KEY_AT_decoder_block];
-    if (said && (check->parts & ASSAY_PART_NORM) != 0 &&
+    const bool said = m->is_set[ASSAY_KEY_AT_decoder_block];
+    if (said && (check->components & ASSAY_USES_NORM) != 0 &&
         assay_block_has(m->decoder_block.text, ASSAY_BLOCK_OTHER_NORM)) {
         return refuse_block(check, "has no RMS norm with a plain scale");
     }
-    if (said && (check->parts & ASSAY_PART_MLP) != 0 && assay_block_has(m->decoder_block.text, ASSAY_BLOCK_UNGATED)) {
+    if (said && (check->components & ASSAY_USES_MLP) != 0 &&
+        assay_block_has(m->decoder_block.text, ASSAY_BLOCK_UNGATED)) {
         return refuse_block(check, "has no gated MLP");
     }
-    if (said && (check->parts & ~(unsigned)OF_A_MOE) != 0 && assay_block_has(m->decoder_block.text, ASSAY_BLOCK_MOE))
+    if (said && (check->components & ~(unsigned)OF_A_MOE) != 0 &&
+        assay_block_has(m->decoder_block.text, ASSAY_BLOCK_MOE))
         return refuse_block(check, "is known by its router and experts alone");
-    if (said && check->parts != ASSAY_PART_ROUTER && assay_block_has(m->decoder_block.text, ASSAY_BLOCK_ROUTER))
+    if (said && check->components != ASSAY_USES_ROUTER && assay_block_has(m->decoder_block.text, ASSAY_BLOCK_ROUTER))
         return refuse_block(check, "is known by its router alone");
     return ASSAY_OK;
 }
@@ -314,13 +317,13 @@ static assay_status check_block(const model_check *check)
 static assay_status check_layout(const model_check *check)
 {
     const assay_model_config *m = &check->c->config;
-    const bool replicas = m->num_redundant_experts > 0 && (check->parts & ASSAY_PART_EXPERTS) == 0;
-    if (replicas && m->given[ASSAY_KEY_AT_num_redundant_experts]) {
+    const bool replicas = m->num_redundant_experts > 0 && (check->components & ASSAY_USES_EXPERTS) == 0;
+    if (replicas && m->is_set[ASSAY_KEY_AT_num_redundant_experts]) {
         return assay_refuse_key(check->ctx, m, ASSAY_KEY_AT_num_redundant_experts,
                                 "0: it is for op moe and layers, and this is %s", check->c->op);
     }
-    const bool said = m->given[ASSAY_KEY_AT_gmm_layout] && strcmp(m->gmm_layout.text, "ragged") != 0;
-    if (!said || (check->parts & ASSAY_PART_GROUPS) != 0) return ASSAY_OK;
+    const bool said = m->is_set[ASSAY_KEY_AT_gmm_layout] && strcmp(m->gmm_layout.text, "ragged") != 0;
+    if (!said || (check->components & ASSAY_USES_GROUPS) != 0) return ASSAY_OK;
     return assay_refuse_key(check->ctx, m, ASSAY_KEY_AT_gmm_layout, "ragged: it is for op gmm, and this is %s",
                             check->c->op);
 }
@@ -333,51 +336,51 @@ static assay_status check_division(const model_check *check)
     MUST(assay_routing_config_of(check->ctx, check->c, &routing));
     const bool divides = assay_routing_divides(&routing);
     /* of random routing no key says what weights are */
-    if (m->given[ASSAY_KEY_AT_norm_topk_prob] && m->norm_topk_prob != divides && !m->use_random_routing) {
+    if (m->is_set[ASSAY_KEY_AT_norm_topk_prob] && m->norm_topk_prob != divides && !m->use_random_routing) {
         return refuse(check, ASSAY_KEY_AT_norm_topk_prob, divides ? "true" : "false",
                       divides ? "divides the weights by their sum" : "does not divide the weights by their sum");
     }
     return ASSAY_OK;
 }
 
-enum { EITHER_ATTENTION = ASSAY_PART_LATENT | ASSAY_PART_GROUPED };
+enum { EITHER_ATTENTION = ASSAY_USES_LATENT | ASSAY_USES_GROUPED };
 
-static bool has_the_models_layer(unsigned parts)
+static bool has_the_models_layer(unsigned components)
 {
-    return (parts & EITHER_ATTENTION) == EITHER_ATTENTION;
+    return (components & EITHER_ATTENTION) == EITHER_ATTENTION;
 }
 
 /* A layer has one of the two attentions. */
-static unsigned parts_of(const assay_case *c, unsigned parts)
+static unsigned components_of(const assay_case *c, unsigned components)
 {
-    if (!has_the_models_layer(parts)) return parts;
-    return parts ^ (unsigned)(assay_layer_is_grouped(&c->config) ? ASSAY_PART_LATENT : ASSAY_PART_GROUPED);
+    if (!has_the_models_layer(components)) return components;
+    return components ^ (unsigned)(assay_layer_is_grouped(&c->config) ? ASSAY_USES_LATENT : ASSAY_USES_GROUPED);
 }
 
 /* Layers may be dense alone. */
-static bool routes(const assay_case *c, unsigned parts)
+static bool routes(const assay_case *c, unsigned components)
 {
     const int64_t layers = assay_is_stack(c) ? c->config.base_num_decoder_layers : 1;
-    const bool dense = (parts & ASSAY_PART_LAYER) != 0 && c->config.first_num_dense_layers >= layers;
-    return (parts & ASSAY_PART_ROUTER) != 0 && !dense;
+    const bool dense = (components & ASSAY_USES_LAYER) != 0 && c->config.first_num_dense_layers >= layers;
+    return (components & ASSAY_USES_ROUTER) != 0 && !dense;
 }
 
 /* Gated MLPs whose kernels quantise h, by themselves or in a layer. */
 static bool takes_hidden_format(const model_check *check)
 {
     const char *op = check->c->op;
-    return strcmp(op, "mlp") == 0 || strcmp(op, "moe") == 0 || (check->parts & ASSAY_PART_LAYER) != 0;
+    return strcmp(op, "mlp") == 0 || strcmp(op, "moe") == 0 || (check->components & ASSAY_USES_LAYER) != 0;
 }
 
 /* What has products of layers that a recipe quantises. */
 enum {
-    TAKES_RECIPE = ASSAY_PART_GROUPS | ASSAY_PART_MLP | ASSAY_PART_LATENT | ASSAY_PART_GROUPED | ASSAY_PART_EXPERTS
+    TAKES_RECIPE = ASSAY_USES_GROUPS | ASSAY_USES_MLP | ASSAY_USES_LATENT | ASSAY_USES_GROUPED | ASSAY_USES_EXPERTS
 };
 
 static assay_status check_takes_recipe(const model_check *check)
 {
     const assay_case *c = check->c;
-    if (c->config.quant_recipe.text[0] == '\0' || (check->parts & TAKES_RECIPE) != 0) return ASSAY_OK;
+    if (c->config.quant_recipe.text[0] == '\0' || (check->components & TAKES_RECIPE) != 0) return ASSAY_OK;
     return assay_refuse_key(check->ctx, &c->config, ASSAY_KEY_AT_quant_recipe,
                             "\"\": op %s has no recipe; gmm, mlp, mla, gqa, moe, batch_split and layers have", c->op);
 }
@@ -420,33 +423,34 @@ static assay_status check_quantising(const model_check *check)
     return ASSAY_OK;
 }
 
-assay_status assay_model_check(assay_context *ctx, const assay_case *c, unsigned parts)
+assay_status assay_model_check(assay_context *ctx, const assay_case *c, unsigned components)
 {
-    const model_check check = {ctx, c, parts_of(c, parts)};
-    const bool bytes = (parts & ASSAY_PART_DECODE) != 0 && strcmp(c->config.kv_cache_dtype.text, "auto") != 0;
-    if (!bytes && (parts & (ASSAY_PART_QUANTIZE | ASSAY_PART_DEQUANTIZE | ASSAY_PART_CACHE)) == 0)
+    const model_check check = {ctx, c, components_of(c, components)};
+    const bool bytes = (components & ASSAY_USES_DECODE) != 0 && strcmp(c->config.kv_cache_dtype.text, "auto") != 0;
+    if (!bytes && (components & (ASSAY_USES_QUANTIZE | ASSAY_USES_DEQUANTIZE | ASSAY_USES_CACHE)) == 0)
         MUST(check_quantising(&check));
-    if (has_the_models_layer(parts)) MUST(check_layer(&check));
+    if (has_the_models_layer(components)) MUST(check_layer(&check));
     MUST(check_maxtext_keys(&check));
     MUST(check_heads(&check));
     MUST(check_block(&check));
     MUST(check_layout(&check));
-    if (!routes(c, parts)) return ASSAY_OK;
-    if ((parts & ASSAY_PART_EXPERTS) != 0) MUST(check_experts(&check));
+    if (!routes(c, components)) return ASSAY_OK;
+    if ((components & ASSAY_USES_EXPERTS) != 0) MUST(check_experts(&check));
     MUST(check_router(&check));
     return check_division(&check);
 }
 
-assay_status assay_model_resolve(assay_context *ctx, const assay_case *c, unsigned parts, assay_model_config *resolved)
+assay_status assay_model_resolve(assay_context *ctx, const assay_case *c, unsigned components,
+                                 assay_model_config *resolved)
 {
     assay_routing_config routing;
     *resolved = c->config;
     resolved->latent_norm_epsilon = assay_latent_epsilon_of(&c->config);
-    if ((parts_of(c, parts) & ASSAY_PART_GROUPED) != 0) {
+    if ((components_of(c, components) & ASSAY_USES_GROUPED) != 0) {
         resolved->query_pre_attn_scalar = assay_query_scale_of(&c->config);
         if (c->config.base_num_kv_heads == 0) resolved->base_num_kv_heads = c->config.base_num_query_heads;
     }
-    if (!routes(c, parts)) return ASSAY_OK;
+    if (!routes(c, components)) return ASSAY_OK;
     MUST(assay_routing_config_of(ctx, c, &routing));
     resolved->norm_topk_prob = assay_routing_divides(&routing);
     if (routing.n_routing_groups <= 0) return ASSAY_OK;

@@ -113,7 +113,7 @@ static void describe(assay_describer *d, const void *of)
 }
 
 const assay_operation assay_op_attention = {.name = "attention",
-                                            .parts = ASSAY_PART_ATTENTION | ASSAY_PART_SHARING,
+                                            .components = ASSAY_USES_ATTENTION | ASSAY_USES_SHARING,
                                             .summary = "causal attention with log-sum-exp and segments",
                                             .config_of = config_of,
                                             .describe = describe,

@@ -44,7 +44,7 @@ static assay_status of_layer(assay_context *ctx, const assay_case *c, assay_func
     if (m->q_lora_rank == 0 && moves_tokens_alone(m->function.text)) layer.config.q_lora_rank = c->mesh_fsdp;
     MUST(assay_quant_recipe_config_of(ctx, c, &config->recipe));
     MUST(assay_require_positive(ctx, "base_num_decoder_layers", config->layers));
-    MUST(assay_model_check(ctx, &layer, ASSAY_PART_ALL));
+    MUST(assay_model_check(ctx, &layer, ASSAY_USES_ALL));
     MUST(assay_stack_config_of(ctx, &layer, &config->stack));
     return assay_function_check(ctx, config);
 }
@@ -141,14 +141,14 @@ static void describe_given(assay_describer *d, const assay_function_config *conf
     set_limits(config, tensor, assay_described(d, 1));
 }
 
-static void describe_made(assay_describer *d, const assay_function_config *config)
+static void describe_intermediates(assay_describer *d, const assay_function_config *config)
 {
     assay_function_tensors made;
     assay_function_intermediates_of(config, &made);
     for (int i = 0; i < made.count; i++) {
         assay_describe_sized(d, made.items[i].path, ASSAY_FLOAT64, NULL,
                              assay_dims_of(made.items[i].axes, &made.items[i].shape));
-        assay_described(d, 1)->made = true;
+        assay_described(d, 1)->requantised = true;
     }
 }
 
@@ -161,7 +161,7 @@ static void describe(assay_describer *d, const void *config)
     for (int i = 0; i < tensors.count; i++) {
         const assay_function_tensor *tensor = &tensors.items[i];
         const bool output = assay_role_of(tensor->path) == ASSAY_ROLE_OUTPUT;
-        if (output && before && i > 0) describe_made(d, config);
+        if (output && before && i > 0) describe_intermediates(d, config);
         before = !output;
         if (!output) {
             describe_given(d, config, tensor);
@@ -235,8 +235,8 @@ static int64_t memory(const void *config)
 _Static_assert(sizeof(assay_function_config) <= sizeof(assay_operation_config), "the largest of all");
 
 const assay_operation assay_op_batch_split = {.name = "batch_split",
-                                              .parts = ASSAY_PART_NORM | ASSAY_PART_EXPERTS | ASSAY_PART_ROPE |
-                                                       ASSAY_PART_GROUPS | ASSAY_PART_SCHEDULE,
+                                              .components = ASSAY_USES_NORM | ASSAY_USES_EXPERTS | ASSAY_USES_ROPE |
+                                                            ASSAY_USES_GROUPS | ASSAY_USES_SCHEDULE,
                                               .summary = "one function of MaxText's batch-split module by itself",
                                               .config_of = config_of,
                                               .describe = describe,

@@ -50,11 +50,11 @@ void assay_describe_graph_checkpoints(assay_describer *d, const graph *g, const 
         if (g->tensors[t].role != GRAPH_CHECKPOINT) continue;
         if (own != NULL && assay_row_has_heads(&row)) row = assay_tensor_row_below("m", &shards, own->tensors[t].row);
         assay_describe_checkpoint(d, &row);
-        assay_described(d, 1)->made = graph_is_made(g, t);
+        assay_described(d, 1)->requantised = graph_is_requantised(g, t);
     }
     for (int i = 0; i < g->gradient_count; i++) {
         assay_describe_checkpoint(d, &g->tensors[g->gradients[i]].gradient);
-        assay_described(d, 1)->made = true;
+        assay_described(d, 1)->requantised = true;
     }
 }
 
@@ -82,7 +82,7 @@ assay_status assay_block_used_rows(assay_context *ctx, const assay_case *c, cons
     const int64_t tokens = c->batch * c->sequence;
     OWNED int32_t *segments = NULL;
     (void)of;
-    MUST(assay_read_whole_i32(ctx, in, "inputs/segment_ids", tokens, &segments));
+    MUST(assay_read_all_i32(ctx, in, "inputs/segment_ids", tokens, &segments));
     MUST(assay_alloc(ctx, "tokens that are used", tokens, sizeof **used, used));
     for (int64_t t = 0; t < tokens; t++) (*used)[t] = segments == NULL || segments[t] != 0 || !c->config.mask_padding;
     return ASSAY_OK;
@@ -129,7 +129,7 @@ typedef struct block_run {
     assay_head_layout layout; /* by a recipe over a mesh; else nothing */
     assay_source checkpoints;
     assay_sink shown;
-    double **given, **gradients, **cotangents; /* of each tensor, and of each output */
+    double **values, **gradients, **cotangents; /* of each tensor, and of each output */
     int32_t **indices;
     bool back; /* something comes of backward that is wanted */
 } block_run;
@@ -159,9 +159,9 @@ static assay_status read_given(assay_context *ctx, block_run *m, int t)
         m->r.indices[t] = m->indices[t];
         return m->in->read_i32(ctx, m->in->self, path, 0, count, m->indices[t]);
     }
-    MUST(assay_alloc_f64(ctx, path, count, &m->given[t]));
-    MUST(m->in->read(ctx, m->in->self, path, 0, count, m->given[t]));
-    graph_lend(&m->r, t, m->given[t]);
+    MUST(assay_alloc_f64(ctx, path, count, &m->values[t]));
+    MUST(m->in->read(ctx, m->in->self, path, 0, count, m->values[t]));
+    graph_lend(&m->r, t, m->values[t]);
     return ASSAY_OK;
 }
 
@@ -186,8 +186,8 @@ static assay_status check_given(assay_context *ctx, const block_run *m)
     if (segments != NULL) MUST(assay_attention_check_segments(ctx, segments, tokens));
     for (int t = 1; t < m->g.tensor_count; t++) {
         if (m->g.tensors[t].role != GRAPH_INPUT) continue;
-        MUST(check_tokens(ctx, m, m->g.tensors[t].row.name, t, m->given[t]));
-        if (segments != NULL) assay_attention_clear_padding(m->given[t], NULL, tokens, graph_size(&m->g, t) / tokens);
+        MUST(check_tokens(ctx, m, m->g.tensors[t].row.name, t, m->values[t]));
+        if (segments != NULL) assay_attention_clear_padding(m->values[t], NULL, tokens, graph_size(&m->g, t) / tokens);
     }
     return ASSAY_OK;
 }
@@ -198,7 +198,7 @@ static assay_status open_run(assay_context *ctx, const assay_operation *operatio
     operation->graph(config, false, &m->g);
     m->g.unrounded = true;
     MUST(graph_open(ctx, &m->r, &m->g));
-    MUST(assay_alloc_list(ctx, "inputs", m->g.tensor_count, sizeof *m->given, &m->given));
+    MUST(assay_alloc_list(ctx, "inputs", m->g.tensor_count, sizeof *m->values, &m->values));
     MUST(assay_alloc_list(ctx, "gradients", m->g.tensor_count, sizeof *m->gradients, &m->gradients));
     MUST(assay_alloc_list(ctx, "inputs", m->g.tensor_count, sizeof *m->indices, &m->indices));
     MUST(assay_alloc_list(ctx, "cotangents", m->g.output_count, sizeof *m->cotangents, &m->cotangents));
@@ -215,19 +215,19 @@ static assay_status open_run(assay_context *ctx, const assay_operation *operatio
         m->r.out = &m->shown;
         assay_head_shards_by_shard(&m->g, &m->mesh);
     }
-    return graph_read_spreads(ctx, &m->r);
+    return graph_read_deviations(ctx, &m->r);
 }
 
 static void close_run(block_run *m)
 {
     if (m->r.graph != NULL) graph_close(&m->r);
     for (int t = 0; m->cotangents != NULL && t < m->g.tensor_count; t++) {
-        free(m->given[t]);
+        free(m->values[t]);
         free(m->gradients[t]);
         free(m->indices[t]);
     }
     for (int i = 0; m->cotangents != NULL && i < m->g.output_count; i++) free(m->cotangents[i]);
-    free(m->given);
+    free(m->values);
     free(m->gradients);
     free(m->indices);
     free(m->cotangents);
@@ -240,7 +240,7 @@ static assay_status read_cotangent(assay_context *ctx, block_run *m, int i)
     const int t = m->g.outputs[i].tensor;
     const int64_t count = graph_size(&m->g, t);
     snprintf(path, sizeof path, "cotangents/%s", m->g.outputs[i].name);
-    MUST(assay_read_whole(ctx, m->in, path, count, &m->cotangents[i]));
+    MUST(assay_read_all(ctx, m->in, path, count, &m->cotangents[i]));
     if (m->cotangents[i] == NULL) return ASSAY_OK;
     MUST(check_tokens(ctx, m, path, t, m->cotangents[i]));
     for (int64_t k = 0; k < count && m->r.gradient[t] != NULL; k++) m->cotangents[i][k] += m->r.gradient[t][k];
@@ -252,7 +252,7 @@ static assay_status read_cotangent(assay_context *ctx, block_run *m, int i)
 static bool wants_gradient(const block_run *m, int t, char gradient[ASSAY_PATH_SIZE])
 {
     char path[ASSAY_PATH_SIZE];
-    if (m->given[t] == NULL && !m->r.streams[t]) return false;
+    if (m->values[t] == NULL && !m->r.streams[t]) return false;
     path_of(&m->g, t, path);
     assay_gradient_path(path, gradient);
     return assay_wants(m->out, gradient);
@@ -300,14 +300,14 @@ static assay_status run_sharded(assay_context *ctx, const graph *own, block_run 
     double *weights[ASSAY_MOST_ROWS], *gradients[ASSAY_MOST_ROWS];
     const int x = graph_find(&m->g, "inputs/x");
     for (int i = 0; i < m->g.weight_count; i++) {
-        weights[i] = m->given[m->g.weights[i]];
+        weights[i] = m->values[m->g.weights[i]];
         gradients[i] = m->gradients[m->g.weights[i]];
     }
     MUST(assay_alloc_f64(ctx, "outputs/y", graph_size(&m->g, m->g.result), &y));
     const assay_head_run all = {.mesh = &m->mesh,
                                 .whole = &m->g,
                                 .own = own,
-                                .x = m->given[x],
+                                .x = m->values[x],
                                 .positions = m->indices[graph_find(&m->g, "inputs/positions")],
                                 .segment_ids = segments_of(m),
                                 .weights = weights,

@@ -159,7 +159,7 @@ static assay_status write_tokens(assay_context *ctx, uint64_t seed, const assay_
     MUST(assay_alloc_f64(ctx, "numbers", tokens * c->heads * c->columns, &numbers));
     MUST(assay_alloc_f64(ctx, "rope", tokens * c->rope + 1, &rope));
     path_of(path, "inputs", s->scale);
-    MUST(assay_read_whole(ctx, in, path, heads, &scale));
+    MUST(assay_read_all(ctx, in, path, heads, &scale));
     path_of(path, "inputs", s->bytes);
     MUST(draw_tokens(ctx, seed, path, c, numbers, rope));
     const assay_cache_tokens t = {.count = tokens, .slots = slots, .numbers = numbers, .rope = rope, .scale = scale};

@@ -18,7 +18,7 @@ static assay_status numbers_of(assay_context *ctx, const assay_case *c, assay_ca
     const assay_model_config *m = &c->config;
     const assay_cache_stream *s = config->streams;
     const bool keys = has_heads(config);
-    assay_cache_numbers_config *made = &config->made;
+    assay_cache_numbers_config *made = &config->numbers;
     *made = (assay_cache_numbers_config){.tokens = config->tokens,
                                          .heads = s->cache.heads,
                                          .columns = s->first_columns,
@@ -53,7 +53,7 @@ static bool makes_numbers(const assay_case *c, const void *of)
 {
     const assay_cache_append_config *config = of;
     (void)c;
-    return config->made.norm != ASSAY_CACHE_NORM_NONE || config->made.rotates;
+    return config->numbers.norm != ASSAY_CACHE_NORM_NONE || config->numbers.rotates;
 }
 
 static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
@@ -87,7 +87,7 @@ static int64_t axis_size(const void *of, char axis)
     if (axis == 'T') return config->tokens;
     if (axis == 'g') return s->cache.heads;
     if (axis == 'R') return two ? s[1].first_columns : s->second_columns;
-    if (axis == 'w') return config->made.columns + config->made.second;
+    if (axis == 'w') return config->numbers.columns + config->numbers.second;
     return s->first_columns; /* l, z */
 }
 
@@ -101,10 +101,10 @@ static void describe_numbers(assay_describer *d, const char *name, const char *a
 }
 
 /* Positions, the weight of the norm, and the numbers that are written. */
-static void describe_made(assay_describer *d, const assay_cache_append_config *config)
+static void describe_intermediates(assay_describer *d, const assay_cache_append_config *config)
 {
     const assay_fill near_one = assay_fill_normal(0.1, 1.0);
-    const assay_cache_numbers_config *made = &config->made;
+    const assay_cache_numbers_config *made = &config->numbers;
     const bool heads = has_heads(config), row = made->norm == ASSAY_CACHE_NORM_ROW;
     if (made->rotates) assay_describe_positions(d);
     if (made->norm != ASSAY_CACHE_NORM_NONE)
@@ -114,7 +114,7 @@ static void describe_made(assay_describer *d, const assay_cache_append_config *c
         if (name_of(config, i) == NULL) continue;
         snprintf(path, sizeof path, "checkpoints/%s", name_of(config, i));
         assay_describe(d, path, ASSAY_FLOAT64, NULL, heads ? "Tgz" : i == 0 ? "Tl" : "TR");
-        assay_described(d, 1)->held = true;
+        assay_described(d, 1)->always_stored = true;
     }
 }
 
@@ -132,7 +132,7 @@ static void describe(assay_describer *d, const void *of)
     assay_described(d, 1)->derived = true;
     assay_require_all_values(d, "inputs/slot_mapping", config->tokens);
     assay_describe_cache(d, "inputs", config);
-    describe_made(d, config);
+    describe_intermediates(d, config);
     assay_describe_cache(d, "outputs", config);
 }
 
@@ -169,7 +169,7 @@ static assay_status used_rows(assay_context *ctx, const assay_case *c, const ass
     MUST(assay_operation_configure(ctx, assay_operation_by_name(c->op), c, &of));
     const assay_cache_config *cache = &config->streams[0].cache;
     const int64_t page = assay_cache_page_bytes(cache);
-    MUST(assay_read_whole_i32(ctx, in, "inputs/slot_mapping", config->tokens, &slots));
+    MUST(assay_read_all_i32(ctx, in, "inputs/slot_mapping", config->tokens, &slots));
     MUST(assay_cache_check_slots(ctx, cache, config->tokens, slots));
     MUST(assay_alloc(ctx, "bytes that are used", cache->pages * page, sizeof **used, used));
     memset(*used, 1, (size_t)(cache->pages * page) * sizeof **used);
@@ -215,7 +215,7 @@ static void written_free(written *n)
 
 static int64_t width_of(const assay_cache_append_config *config, int i)
 {
-    const assay_cache_numbers_config *made = &config->made;
+    const assay_cache_numbers_config *made = &config->numbers;
     return i == 0 || made->second == 0 ? made->heads * made->columns : made->second;
 }
 
@@ -253,10 +253,10 @@ static assay_status make_numbers(assay_context *ctx, const assay_work *w, writte
 {
     const assay_cache_append_config *config = w->config;
     const assay_cache_numbers made = {.numbers = n->numbers[0],
-                                      .second = config->made.second > 0 ? n->numbers[1] : NULL,
+                                      .second = config->numbers.second > 0 ? n->numbers[1] : NULL,
                                       .scale = assay_f64(w, has_heads(config) ? KEY_SCALE : LATENT_SCALE),
                                       .positions = assay_i32(w, "inputs/positions")};
-    MUST(assay_cache_make_numbers(ctx, &made, &config->made));
+    MUST(assay_cache_make_numbers(ctx, &made, &config->numbers));
     return keep_made(ctx, w, n);
 }
 
@@ -291,7 +291,7 @@ static assay_status forward(assay_context *ctx, const assay_work *w)
 }
 
 const assay_operation assay_op_cache_append = {.name = "cache_append",
-                                               .parts = ASSAY_PART_CACHE | ASSAY_PART_ROPE,
+                                               .components = ASSAY_USES_CACHE | ASSAY_USES_ROPE,
                                                .summary = "new tokens into the pages of a cache, as bytes",
                                                .config_of = config_of,
                                                .axis_size = axis_size,

@@ -32,16 +32,16 @@ static assay_status pages_of(assay_context *ctx, const assay_case *c, assay_deco
 }
 
 /* Chunks of the longest context that there may be, and the new tokens' own keys. */
-static assay_status parts_of(assay_context *ctx, const assay_case *c, assay_decode_config *d)
+static assay_status splits_of(assay_context *ctx, const assay_case *c, assay_decode_config *d)
 {
     const assay_model_config *m = &c->config;
-    d->parts = m->num_kv_splits;
+    d->splits = m->num_kv_splits;
     if (!m->use_chunked_prefill) return ASSAY_OK;
     if (m->num_kv_splits > 0)
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_num_kv_splits, "0: use_chunked_prefill has parts of its own");
     const int64_t context = most_keys(d) - d->sequence;
     d->chunk = m->prefill_chunk_size;
-    d->parts = (context > 0 ? (context - 1) / d->chunk + 1 : 0) + 1;
+    d->splits = (context > 0 ? (context - 1) / d->chunk + 1 : 0) + 1;
     return ASSAY_OK;
 }
 
@@ -63,7 +63,7 @@ static assay_status common_of(assay_context *ctx, const assay_case *c, decode_co
                                                 .empty_row = m->empty_row.text[0] == '-' ? -INFINITY : INFINITY};
     MUST(assay_window_of(ctx, m, &config->quad.decode.window));
     MUST(pages_of(ctx, c, &config->quad.decode));
-    return parts_of(ctx, c, &config->quad.decode);
+    return splits_of(ctx, c, &config->quad.decode);
 }
 
 /* Of rows, which an indexer has chosen. */
@@ -87,8 +87,8 @@ static assay_status cache_of(assay_context *ctx, const assay_case *c, decode_con
     const assay_cache_config pages = {
         .pages = d->pages, .tokens = d->page, .stride = d->stride, .heads = d->kv_heads, .heads_first = d->heads_first};
     MUST(assay_decode_check(ctx, d));
-    config->quad.split = m->kv_cache_split;
-    if (config->quad.split && !d->latent)
+    config->quad.split_cache = m->kv_cache_split;
+    if (config->quad.split_cache && !d->latent)
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_kv_cache_split, "false: keys and values are two caches");
     if (f != NULL && (f->kind == ASSAY_CACHE_KEYS || (f->kind == ASSAY_CACHE_LATENT && !d->latent)))
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_kv_cache_dtype,
@@ -150,7 +150,7 @@ static int64_t axis_size(const void *config, char axis)
     if (axis == 'W') return d->pages;
     if (axis == 'U' || axis == 'Y') return d->stride;
     if (axis == 'Z') return d->max_pages;
-    if (axis == 'X') return d->parts;
+    if (axis == 'X') return d->splits;
     if (axis == '4') return d->topk;
     if (axis == 'w') return d->width;
     if (axis == 'R') return d->width - d->v_dim;
@@ -184,7 +184,7 @@ static void describe_caches(assay_describer *d, const quad_decode_config *config
     const bool paged = d->c->config.pagedattn_num_pages > 0;
     if (config->bytes.stream_count > 0) {
         describe_bytes(d, &config->bytes);
-    } else if (config->split) {
+    } else if (config->split_cache) {
         describe_cache(d, "inputs/ckv_cache", paged ? "WUl" : "BYl");
         describe_cache(d, "inputs/kpe_cache", paged ? "WUR" : "BYR");
     } else if (c->latent) {
@@ -214,10 +214,10 @@ static assay_fill query_fill(const assay_decode_config *c)
 static void describe_lists(assay_describer *d)
 {
     static const char path[] = "inputs/topk_length";
-    const assay_case_input *given = assay_case_input_of(d->c, path);
+    const assay_case_input *rule = assay_case_input_of(d->c, path);
     describe_indices(d, "inputs/indices", NULL, "BS4");
     assay_described(d, 1)->derived = true;
-    if (given != NULL) describe_indices(d, path, &given->fill, "B");
+    if (rule != NULL) describe_indices(d, path, &rule->fill, "B");
 }
 
 static void describe(assay_describer *d, const void *of)
@@ -248,7 +248,7 @@ static void describe(assay_describer *d, const void *of)
         assay_describe(d, "weights/sinks", d->c->dtype, &one, "N");
         assay_described(d, 1)->infinite = true;
     }
-    if (c->parts > 0) {
+    if (c->splits > 0) {
         assay_describe_result(d, "checkpoints", "partial_lse", ASSAY_FLOAT64, "XBNS");
         assay_describe_result(d, "checkpoints", "partial_out", ASSAY_FLOAT64,
                               c->nope > 0 ? "XBSNv"
@@ -269,8 +269,8 @@ static double operations(const void *config, bool backward)
 
 #define ROW(of, say)                                                                                                   \
     const assay_operation assay_op_##of##_decode = {.name = #of "_decode",                                             \
-                                                    .parts =                                                           \
-                                                        ASSAY_PART_ATTENTION | ASSAY_PART_SHARING | ASSAY_PART_DECODE, \
+                                                    .components =                                                      \
+                                                        ASSAY_USES_ATTENTION | ASSAY_USES_SHARING | ASSAY_USES_DECODE, \
                                                     .summary = say " over a cache, contiguous or in pages",            \
                                                     .config_of = of##_config_of,                                       \
                                                     .axis_size = axis_size,                                            \

@@ -73,10 +73,10 @@ static void release_indices(decode_indices *given)
 static assay_status read_indices(assay_context *ctx, const assay_decode_config *d, const assay_source *source,
                                  decode_indices *given, assay_decode_inputs *in)
 {
-    MUST(assay_read_whole_i32(ctx, source, "inputs/cache_seqlens", d->batch, &given->keys));
-    MUST(assay_read_whole_i32(ctx, source, "inputs/block_table", d->batch * d->max_pages, &given->table));
-    MUST(assay_read_whole_i32(ctx, source, "inputs/indices", d->batch * d->sequence * d->topk, &given->indices));
-    MUST(assay_read_whole_i32(ctx, source, "inputs/topk_length", d->batch, &given->lengths));
+    MUST(assay_read_all_i32(ctx, source, "inputs/cache_seqlens", d->batch, &given->keys));
+    MUST(assay_read_all_i32(ctx, source, "inputs/block_table", d->batch * d->max_pages, &given->table));
+    MUST(assay_read_all_i32(ctx, source, "inputs/indices", d->batch * d->sequence * d->topk, &given->indices));
+    MUST(assay_read_all_i32(ctx, source, "inputs/topk_length", d->batch, &given->lengths));
     *in = (assay_decode_inputs){.cache_seqlens = given->keys,
                                 .block_table = given->table,
                                 .indices = given->indices,
@@ -146,9 +146,9 @@ static assay_status use_splits(assay_context *ctx, const assay_decode_config *d,
     const int64_t tokens = d->batch * d->sequence;
     OWNED_BY(assay_decode_plan_free) assay_decode_plan plan = {0};
     MUST(assay_decode_plan_make(ctx, d, in, &plan));
-    for (int64_t i = 0; i < d->parts * tokens * d->heads; i++) {
-        const int64_t token = i / d->heads % tokens, part = i / d->heads / tokens;
-        const assay_key_range *keys = &plan.seen[token * plan.parts + part];
+    for (int64_t i = 0; i < d->splits * tokens * d->heads; i++) {
+        const int64_t token = i / d->heads % tokens, split = i / d->heads / tokens;
+        const assay_key_range *keys = &plan.seen[token * plan.splits + split];
         used[i] = keys->begin < keys->end;
     }
     return ASSAY_OK;

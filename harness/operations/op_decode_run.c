@@ -11,7 +11,7 @@
 static assay_status merge(assay_context *ctx, const assay_work *w, const assay_decode_call *call)
 {
     const assay_decode_config *d = call->config;
-    const int64_t rows = d->parts * d->batch * d->sequence * d->heads, numbers = rows * assay_decode_out_dim(d);
+    const int64_t rows = d->splits * d->batch * d->sequence * d->heads, numbers = rows * assay_decode_out_dim(d);
     assay_decode_call staged = *call;
     OWNED double *out = NULL;
     OWNED double *lse = NULL;
@@ -79,7 +79,7 @@ static assay_status read_inputs(assay_context *ctx, const assay_work *w, decode_
                                 .topk_length = assay_i32(w, "inputs/topk_length"),
                                 .kernel = assay_f64(w, "weights/wkv_b/kernel"),
                                 .sinks = assay_f64(w, "weights/sinks")};
-    if (config->bytes.stream_count == 0 && !config->split) return ASSAY_OK;
+    if (config->bytes.stream_count == 0 && !config->split_cache) return ASSAY_OK;
     MUST(assay_alloc_f64(ctx, "keys of a cache", rows * d->width, &made->key));
     if (!d->latent) MUST(assay_alloc_f64(ctx, "values of a cache", rows * d->v_dim, &made->value));
     if (config->bytes.stream_count > 0) MUST(read_bytes(ctx, w, config, made));
@@ -121,7 +121,7 @@ assay_status decode_forward(assay_context *ctx, const assay_work *w)
 {
     const assay_decode_config *d = decode_of(w->config);
     const quad_decode_config *config = w->config;
-    const char *path = config->split ? "inputs/ckv_cache" : d->latent ? "inputs/kv_cache" : "inputs/key_cache";
+    const char *path = config->split_cache ? "inputs/ckv_cache" : d->latent ? "inputs/kv_cache" : "inputs/key_cache";
     OWNED_BY(release_caches) decode_caches made = {0};
     assay_decode_inputs in;
     const assay_decode_call call = {.config = d,
@@ -135,5 +135,5 @@ assay_status decode_forward(assay_context *ctx, const assay_work *w)
     MUST(check_cached(ctx, d, &in, path, in.key_cache, d->width));
     MUST(check_cached(ctx, d, &in, "inputs/value_cache", in.value_cache, d->v_dim));
     MUST(assay_decode_attend(ctx, &call));
-    return d->parts > 0 ? merge(ctx, w, &call) : ASSAY_OK;
+    return d->splits > 0 ? merge(ctx, w, &call) : ASSAY_OK;
 }

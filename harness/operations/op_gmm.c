@@ -62,7 +62,7 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
     MUST(assay_require_positive(ctx, "base_emb_dim", c->config.base_emb_dim));
     MUST(assay_require_positive(ctx, "base_moe_mlp_dim", c->config.base_moe_mlp_dim));
     MUST(assay_require_positive(ctx, "num_experts", c->config.num_experts));
-    if (!aligned && c->config.given[ASSAY_KEY_AT_mk_alignment_for_contiguous_layout] &&
+    if (!aligned && c->config.is_set[ASSAY_KEY_AT_mk_alignment_for_contiguous_layout] &&
         config->gmm.alignment != assay_model_defaults.mk_alignment_for_contiguous_layout) {
         return assay_refuse_key(ctx, &c->config, ASSAY_KEY_AT_mk_alignment_for_contiguous_layout,
                                 "%" PRId64 ": gmm_layout %s has no alignment",
@@ -241,12 +241,12 @@ static assay_status start(assay_context *ctx, const assay_work *w, gmm_run *r)
     r->c = assay_f64(w, "inputs/c");
     MUST(assay_alloc_f64(ctx, "gmm", r->dims.m * n, &r->y));
     MUST(assay_alloc_f64(ctx, "gmm", r->dims.m * k, &r->dlhs));
-    const assay_quant_recipe_given given = {.x = r->lhs, .w = r->rhs, .dy = r->dy, .group_sizes = r->group_sizes};
-    return assay_quant_recipe_quantise(ctx, &r->operands, &given, &r->dims, &config->recipe);
+    const assay_quant_recipe_inputs in = {.x = r->lhs, .w = r->rhs, .dy = r->dy, .group_sizes = r->group_sizes};
+    return assay_quant_recipe_quantise(ctx, &r->operands, &in, &r->dims, &config->recipe);
 }
 
 /* y and dlhs to their places. */
-static void spread(const gmm_run *r, double *y, double *dlhs)
+static void unpack(const gmm_run *r, double *y, double *dlhs)
 {
     assay_gmm_scatter(y, r->count, r->y, r->dims.n, r->places, r->dims.m);
     assay_gmm_scatter(dlhs, r->count, r->dlhs, r->dims.k, r->places, r->dims.m);
@@ -272,7 +272,7 @@ static assay_status compute(assay_context *ctx, const assay_work *w)
     MUST(assay_gmm_forward(ctx, r.y, o->x, o->w, r.group_sizes, &r.dims));
     MUST(assay_gmm_backward(ctx, r.dlhs, NULL, o->dx_dy, r.lhs, o->dx_w, r.group_sizes, &r.dims));
     MUST(assay_gmm_backward(ctx, NULL, drhs, o->dw_dy, o->dw_x, r.rhs, r.group_sizes, &r.dims));
-    spread(&r, assay_f64(w, r.paths->y), assay_f64(w, r.paths->dlhs));
+    unpack(&r, assay_f64(w, r.paths->y), assay_f64(w, r.paths->dlhs));
     add_c(ctx, &r, w, drhs);
     return ASSAY_OK;
 }
@@ -286,7 +286,7 @@ static assay_status used_rows(assay_context *ctx, const assay_case *c, const ass
     OWNED_BY(gmm_run_free) gmm_run r = {0};
     (void)of;
     index_path(&gmm, path);
-    MUST(assay_read_whole_i32(ctx, in, path, assay_gmm_index_count(&gmm), &index));
+    MUST(assay_read_all_i32(ctx, in, path, assay_gmm_index_count(&gmm), &index));
     MUST(find_rows(ctx, &gmm, index, &r));
     MUST(assay_alloc(ctx, "rows that are used", r.count, sizeof **used, used));
     memset(*used, 0, (size_t)r.count * sizeof **used);
@@ -295,7 +295,7 @@ static assay_status used_rows(assay_context *ctx, const assay_case *c, const ass
 }
 
 const assay_operation assay_op_gmm = {.name = "gmm",
-                                      .parts = ASSAY_PART_GROUPS,
+                                      .components = ASSAY_USES_GROUPS,
                                       .summary = "grouped matrix product: the rows of each group times its own matrix",
                                       .config_of = config_of,
                                       .axis_size = axis_size,

@@ -60,8 +60,8 @@ static void graph_of(const void *of, bool one_shard, graph *g)
 }
 
 const assay_operation assay_op_gqa = {.name = "gqa",
-                                      .parts = ASSAY_PART_ATTENTION | ASSAY_PART_SHARING | ASSAY_PART_GROUPED |
-                                               ASSAY_PART_ROPE,
+                                      .components = ASSAY_USES_ATTENTION | ASSAY_USES_SHARING | ASSAY_USES_GROUPED |
+                                                    ASSAY_USES_ROPE,
                                       .summary = "grouped-query attention with its projections, windows and sinks",
                                       .config_of = config_of,
                                       .graph = graph_of,

@@ -105,7 +105,7 @@ static assay_status backward(assay_context *ctx, const assay_work *w)
 }
 
 const assay_operation assay_op_merge_states = {.name = "merge_states",
-                                               .parts = ASSAY_PART_MERGE,
+                                               .components = ASSAY_USES_MERGE,
                                                .summary = "the merge of attention states by their log-sum-exp",
                                                .config_of = config_of,
                                                .axis_size = axis_size,

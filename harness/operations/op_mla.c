@@ -49,7 +49,7 @@ static void graph_of(const void *of, bool one_shard, graph *g)
 }
 
 const assay_operation assay_op_mla = {.name = "mla",
-                                      .parts = ASSAY_PART_ATTENTION | ASSAY_PART_LATENT | ASSAY_PART_ROPE,
+                                      .components = ASSAY_USES_ATTENTION | ASSAY_USES_LATENT | ASSAY_USES_ROPE,
                                       .summary = "multi-head latent attention with YaRN",
                                       .config_of = config_of,
                                       .graph = graph_of,

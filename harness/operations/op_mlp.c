@@ -85,7 +85,7 @@ static void graph_of(const void *of, bool one_shard, graph *g)
 }
 
 const assay_operation assay_op_mlp = {.name = "mlp",
-                                      .parts = ASSAY_PART_MLP,
+                                      .components = ASSAY_USES_MLP,
                                       .summary = "gated MLP of a dense layer, fused or not",
                                       .config_of = config_of,
                                       .graph = graph_of,

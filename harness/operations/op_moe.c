@@ -189,7 +189,7 @@ void assay_describe_moe_weights(assay_describer *d, const assay_moe_config *conf
 }
 
 /* By a recipe h is, but where it has codes, and gradients are. */
-static bool quantises_made(const assay_moe_config *config, int checkpoint)
+static bool requantises(const assay_moe_config *config, int checkpoint)
 {
     const bool hidden = checkpoint == ASSAY_MLP_INTERMEDIATE && config->hidden.format == NULL;
     return config->recipe.recipe != NULL && (hidden || checkpoint >= ASSAY_MLPWI_GRADIENT);
@@ -208,7 +208,7 @@ void assay_describe_moe_checkpoints(assay_describer *d, const assay_moe_config *
         if (row.name == NULL || (routed && config->physical_experts > 0)) continue;
         if (routed && rows_of_wi && checkpoint != ASSAY_MLPWI) continue;
         assay_describe_checkpoint(d, &row);
-        assay_described(d, 1)->made = quantises_made(config, checkpoint);
+        assay_described(d, 1)->requantised = requantises(config, checkpoint);
     }
 }
 
@@ -246,15 +246,15 @@ static void describe_map(assay_describer *d, const assay_moe_config *config)
 {
     char path[ASSAY_PATH_SIZE];
     snprintf(path, sizeof path, "inputs/%.60sexpert_map", d->layer);
-    const assay_case_input *given = assay_case_input_of(d->c, path);
-    if (given == NULL || d->status != ASSAY_OK) return;
+    const assay_case_input *rule = assay_case_input_of(d->c, path);
+    if (rule == NULL || d->status != ASSAY_OK) return;
     if (config->local_num_experts == 0 || config->local_expert_offset != 0) {
         d->status = assay_fail(d->ctx, ASSAY_BAD_INPUT,
                                "inputs.%s is given, expected local_num_experts above 0 and local_expert_offset "
                                "0, found %" PRId64 " and %" PRId64,
-                               given->path, config->local_num_experts, config->local_expert_offset);
+                               rule->path, config->local_num_experts, config->local_expert_offset);
     }
-    assay_describe(d, path, ASSAY_INT32, &given->fill, "E");
+    assay_describe(d, path, ASSAY_INT32, &rule->fill, "E");
     assay_described(d, 1)->least = -1;
     assay_described(d, 1)->most = (int32_t)(config->local_num_experts - 1);
 }
@@ -268,7 +268,7 @@ void assay_describe_moe_inputs(assay_describer *d, const assay_moe_config *confi
         assay_require_all_values(d, path, config->physical_experts);
         assay_describe(d, path, ASSAY_INT32, &zero, "p");
     }
-    assay_describe_given_choice(d, &config->routing);
+    assay_describe_choice_input(d, &config->routing);
     describe_map(d, config);
 }
 
@@ -332,7 +332,7 @@ static int64_t memory(const void *of)
 }
 
 const assay_operation assay_op_moe = {.name = "moe",
-                                      .parts = ASSAY_PART_ROUTER | ASSAY_PART_EXPERTS,
+                                      .components = ASSAY_USES_ROUTER | ASSAY_USES_EXPERTS,
                                       .summary = "mixture of experts: dense, dropping, sparse or fused path",
                                       .config_of = config_of,
                                       .axis_size = axis_size,

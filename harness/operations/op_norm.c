@@ -26,7 +26,7 @@ static void layer_norm(const void *config, bool one_shard, graph *g)
 }
 
 const assay_operation assay_op_rms_norm = {.name = "rms_norm",
-                                           .parts = ASSAY_PART_NORM,
+                                           .components = ASSAY_USES_NORM,
                                            .summary = "RMS normalisation over the last axis",
                                            .config_of = assay_norm_config_of,
                                            .axis_size = assay_norm_axis_size,
@@ -36,7 +36,7 @@ const assay_operation assay_op_rms_norm = {.name = "rms_norm",
 
 /* Two sums forward; backward two of a row, and the gradients of scale and bias. */
 const assay_operation assay_op_layer_norm = {.name = "layer_norm",
-                                             .parts = ASSAY_PART_NORM,
+                                             .components = ASSAY_USES_NORM,
                                              .summary = "layer normalisation over the last axis, with scale and bias",
                                              .config_of = assay_norm_config_of,
                                              .axis_size = assay_norm_axis_size,

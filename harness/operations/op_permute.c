@@ -68,7 +68,7 @@ static assay_status take_order(assay_context *ctx, const assay_work *w, const in
     const assay_permute_dims *d = w->config;
     const int64_t copies = d->tokens * d->experts_per_token;
     OWNED int32_t *given = NULL;
-    MUST(assay_read_whole_i32(ctx, w->in, path, copies, &given));
+    MUST(assay_read_all_i32(ctx, w->in, path, copies, &given));
     if (given == NULL) return ASSAY_OK;
     MUST(assay_permute_check_order(ctx, path, given, selected, assay_i32(w, "outputs/group_sizes"), d));
     memcpy(order, given, (size_t)copies * sizeof *order);
@@ -112,7 +112,7 @@ static assay_status unpermute(assay_context *ctx, const assay_work *w)
 }
 
 const assay_operation assay_op_permute = {.name = "permute",
-                                          .parts = ASSAY_PART_SORT,
+                                          .components = ASSAY_USES_SORT,
                                           .summary = "token copies sorted by expert (stable), with group sizes",
                                           .config_of = config_of,
                                           .axis_size = axis_size,
@@ -122,7 +122,7 @@ const assay_operation assay_op_permute = {.name = "permute",
                                           .count = {"rD", 2, 4}};
 
 const assay_operation assay_op_unpermute = {.name = "unpermute",
-                                            .parts = ASSAY_PART_COMBINE,
+                                            .components = ASSAY_USES_COMBINE,
                                             .summary = "sorted copies back to tokens, weighted sum over the experts",
                                             .config_of = config_of,
                                             .axis_size = axis_size,

@@ -88,7 +88,7 @@ static int64_t gathered_terms(const assay_program *p, int gather)
 static assay_fill fill_of(const assay_program *p, int place)
 {
     const assay_program_node *node = &p->nodes[place];
-    const assay_program_tensor *tensor = &p->tensors[node->given];
+    const assay_program_tensor *tensor = &p->tensors[node->input];
     if (tensor->integers) {
         assay_fill whole = assay_fill_range(ASSAY_INTEGERS, (double)tensor->low, (double)tensor->high);
         whole.passes_over = tensor->passes_over;
@@ -160,7 +160,7 @@ static void describe_given(assay_describer *d, const assay_program *p, int place
 {
     const assay_program_node *node = &p->nodes[place];
     const assay_fill fill = fill_of(p, place);
-    const char *path = p->tensors[node->given].path;
+    const char *path = p->tensors[node->input].path;
     if (node->integers) {
         assay_describe_sized(d, path, ASSAY_INT32, &fill, dims_of(node));
     } else {
@@ -208,7 +208,7 @@ static void describe(assay_describer *d, const void *config)
 {
     const assay_program *p = program_of(config);
     for (int i = 1; i < p->node_count; i++)
-        if (p->nodes[i].step == NULL && p->nodes[i].given >= 0) describe_given(d, p, i);
+        if (p->nodes[i].step == NULL && p->nodes[i].input >= 0) describe_given(d, p, i);
     for (int i = 0; i < p->line_count; i++) describe_line(d, p, &p->lines[i]);
 }
 

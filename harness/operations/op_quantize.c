@@ -179,7 +179,7 @@ static assay_status dequantize(assay_context *ctx, const assay_work *w)
 }
 
 const assay_operation assay_op_quantize = {.name = "quantize",
-                                           .parts = ASSAY_PART_QUANTIZE,
+                                           .components = ASSAY_USES_QUANTIZE,
                                            .summary = "a tensor to codes of 4 or 8 bits, with a scale for each block",
                                            .config_of = quantize_config_of,
                                            .axis_size = axis_size,
@@ -189,7 +189,7 @@ const assay_operation assay_op_quantize = {.name = "quantize",
                                            .count = {"TD", 2, 2}};
 
 const assay_operation assay_op_dequantize = {.name = "dequantize",
-                                             .parts = ASSAY_PART_DEQUANTIZE,
+                                             .components = ASSAY_USES_DEQUANTIZE,
                                              .summary = "codes of 4 or 8 bits and the scales of blocks to numbers",
                                              .config_of = config_of,
                                              .axis_size = axis_size,

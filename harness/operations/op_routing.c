@@ -186,7 +186,7 @@ static void describe(assay_describer *d, const void *of)
     const assay_routing_config *r = &config->routing;
     const assay_fill one = assay_fill_normal(1.0, 0.0);
     describe_inputs(d, config);
-    assay_describe_given_choice(d, r);
+    assay_describe_choice_input(d, r);
     assay_describe(d, "routing/selected_experts", ASSAY_INT32, NULL, "BSK");
     assay_describe_output(d, "weights", &one, "BSK");
     assay_describe(d, "routing/margin", ASSAY_FLOAT64, NULL, "BS");
@@ -242,7 +242,7 @@ static assay_status start(assay_context *ctx, const assay_work *w, routing_run *
         r->logits = r->own_logits;
         r->d_logits = r->own_d_logits;
     }
-    MUST(assay_read_whole_i32(ctx, w->in, "routing/selected_experts", r->chosen, &r->given));
+    MUST(assay_read_all_i32(ctx, w->in, "routing/selected_experts", r->chosen, &r->given));
     MUST(assay_routing_alloc(ctx, &r->routing, &r->config->routing));
     const int32_t *choice = assay_i32(w, "inputs/selected_experts");
     r->in = (assay_routing_inputs){.logits = r->logits,
@@ -334,7 +334,7 @@ static assay_status forward(assay_context *ctx, const assay_work *w)
 }
 
 const assay_operation assay_op_routing = {.name = "routing",
-                                          .parts = ASSAY_PART_ROUTER,
+                                          .components = ASSAY_USES_ROUTER,
                                           .summary = "which experts a token goes to, and with which weights",
                                           .config_of = config_of,
                                           .axis_size = axis_size,

@@ -150,10 +150,10 @@ static void describe_weights(assay_describer *d, const assay_stack_config *confi
     d->block = "";
 }
 
-static void describe_made(assay_describer *d, const char *name, assay_dims dims)
+static void describe_intermediates(assay_describer *d, const char *name, assay_dims dims)
 {
     assay_describe_sized_result(d, "checkpoints", name, ASSAY_FLOAT64, dims);
-    assay_described(d, 1)->made = true;
+    assay_described(d, 1)->requantised = true;
 }
 
 /* What the schedule's attention computes and a recipe quantises; then that of its MoE half. */
@@ -161,12 +161,13 @@ static void describe_quantised_attention(assay_describer *d, const graph *g)
 {
     for (int t = 1; t < g->tensor_count; t++) {
         const assay_tensor_row *row = &g->tensors[t].row;
-        if (g->tensors[t].role == GRAPH_CHECKPOINT && graph_is_made(g, t) && strcmp(row->name, "attention_out") != 0)
-            describe_made(d, row->name, assay_dims_of(row->axes, &row->shape));
+        if (g->tensors[t].role == GRAPH_CHECKPOINT && graph_is_requantised(g, t) &&
+            strcmp(row->name, "attention_out") != 0)
+            describe_intermediates(d, row->name, assay_dims_of(row->axes, &row->shape));
     }
     for (int i = 0; i < g->gradient_count; i++) {
         const assay_tensor_row *row = &g->tensors[g->gradients[i]].gradient;
-        describe_made(d, row->name, assay_dims_of(row->axes, &row->shape));
+        describe_intermediates(d, row->name, assay_dims_of(row->axes, &row->shape));
     }
 }
 
@@ -178,11 +179,11 @@ static void describe_quantised_moe(assay_describer *d, const assay_stack_config 
     const bool of_gate =
         config->moe.recipe.recipe->x.scales != ASSAY_SCALES_NONE && !assay_gives_routing_weights(d->c, d->layer);
     const assay_dims of_shared = {"BSF", {mla->batch, mla->sequence, config->moe.shared_mlp_dim}};
-    for (int i = 0; i < 3; i++) describe_made(d, shared[i], of_shared);
-    for (int i = 0; i < 3; i++) describe_made(d, routed[i], rows);
+    for (int i = 0; i < 3; i++) describe_intermediates(d, shared[i], of_shared);
+    for (int i = 0; i < 3; i++) describe_intermediates(d, routed[i], rows);
     if (of_gate)
-        describe_made(d, "logits_gradient",
-                      (assay_dims){"BSE", {mla->batch, mla->sequence, config->moe.routing.num_experts}});
+        describe_intermediates(d, "logits_gradient",
+                               (assay_dims){"BSE", {mla->batch, mla->sequence, config->moe.routing.num_experts}});
 }
 
 /* What a layer under the batch-split schedule leaves (batch_split.h). */
@@ -196,7 +197,7 @@ static void describe_batch_split_results(assay_describer *d, const assay_stack_c
     if (recipe) describe_quantised_attention(d, g);
     assay_describe_checkpoint(d, &g->tensors[graph_find(g, "lse")].row);
     assay_describe_checkpoint(d, &g->tensors[graph_find(g, "attention_out")].row);
-    assay_described(d, 1)->made = graph_is_made(g, graph_find(g, "attention_out"));
+    assay_described(d, 1)->requantised = graph_is_requantised(g, graph_find(g, "attention_out"));
     assay_describe_result(d, "checkpoints", "mla_out", ASSAY_FLOAT64, "BSD");
     assay_describe_result(d, "routing", "selected_experts", ASSAY_INT32, "BSK");
     assay_describe_result(d, "routing", "weights", ASSAY_FLOAT64, "BSK");
@@ -249,7 +250,7 @@ static assay_status lawful(assay_context *ctx, const assay_case *c, const char *
         MUST(assay_schedule_check(ctx, values, count / ASSAY_EVENT_FIELDS, &dims));
         return ASSAY_OK;
     }
-    MUST(assay_read_whole_i32(ctx, candidate, EVENTS, event_count * ASSAY_EVENT_FIELDS, &events));
+    MUST(assay_read_all_i32(ctx, candidate, EVENTS, event_count * ASSAY_EVENT_FIELDS, &events));
     if (events == NULL) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "schedule: %s is about " EVENTS ", which is not given", path);
     }
@@ -338,13 +339,13 @@ static int64_t memory(const void *config)
 
 /* MLA alone, and the layer that the model says, with one of the two attentions. */
 enum {
-    OF_DEEPSEEK = (ASSAY_PART_ALL & ~ASSAY_PART_GROUPED) | ASSAY_PART_SCHEDULE,
-    OF_ANY = ASSAY_PART_ALL | ASSAY_PART_SHARING
+    OF_DEEPSEEK = (ASSAY_USES_ALL & ~ASSAY_USES_GROUPED) | ASSAY_USES_SCHEDULE,
+    OF_ANY = ASSAY_USES_ALL | ASSAY_USES_SHARING
 };
 
 #define LAYERS(called, has, says)                                                                                      \
     {                                                                                                                  \
-        .name = called, .parts = has, .summary = says, .config_of = config_of, .axis_size = axis_size,                 \
+        .name = called, .components = has, .summary = says, .config_of = config_of, .axis_size = axis_size,            \
         .describe = describe, .run = run, .lawful = lawful, .used_rows = assay_block_used_rows, .mesh = true,          \
         .second_form = {.form = quad_stack}, .operations = flops, .bytes = memory                                      \
     }

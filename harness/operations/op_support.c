@@ -192,13 +192,13 @@ assay_describer assay_describer_of(assay_context *ctx, const assay_operation *op
 static void describe_tokens(assay_describer *d, const char *path, const assay_fill *fill, int64_t most)
 {
     const assay_case *c = d->c;
-    const assay_case_input *given = assay_case_input_of(c, path);
-    const int64_t values = given != NULL && given->fill.distribution == ASSAY_VALUES ? given->fill.value_count : 0;
+    const assay_case_input *rule = assay_case_input_of(c, path);
+    const int64_t values = rule != NULL && rule->fill.distribution == ASSAY_VALUES ? rule->fill.value_count : 0;
     if (values != 0 && values != c->sequence && values != c->batch * c->sequence && d->status == ASSAY_OK) {
         d->status = assay_fail(d->ctx, ASSAY_BAD_INPUT,
                                "inputs.%s has %" PRId64 " values, expected %" PRId64 " (sequence) or %" PRId64
                                " (batch * sequence)",
-                               given->path, values, c->sequence, c->batch * c->sequence);
+                               rule->path, values, c->sequence, c->batch * c->sequence);
     }
     assay_describe_sized(d, path, ASSAY_INT32, fill, (assay_dims){"BS", {c->batch, c->sequence}});
     assay_described(d, 1)->most = (int32_t)most;
@@ -214,8 +214,8 @@ void assay_describe_positions(assay_describer *d)
 void assay_describe_segments(assay_describer *d)
 {
     const char *path = "inputs/segment_ids";
-    const assay_case_input *given = assay_case_input_of(d->c, path);
-    if (given != NULL) describe_tokens(d, path, &given->fill, INT32_MAX);
+    const assay_case_input *rule = assay_case_input_of(d->c, path);
+    if (rule != NULL) describe_tokens(d, path, &rule->fill, INT32_MAX);
 }
 
 bool assay_has_padding(const assay_case *c)
@@ -263,11 +263,10 @@ void assay_tensor_list_free(assay_tensor_list *list)
 
 void assay_require_all_values(assay_describer *d, const char *path, int64_t count)
 {
-    const assay_case_input *given = assay_case_input_of(d->c, path);
-    if (given == NULL || given->fill.value_count == 0 || given->fill.value_count == count || d->status != ASSAY_OK)
-        return;
-    d->status = assay_fail(d->ctx, ASSAY_BAD_INPUT, "inputs.%s has %" PRId64 " values, expected %" PRId64, given->path,
-                           given->fill.value_count, count);
+    const assay_case_input *rule = assay_case_input_of(d->c, path);
+    if (rule == NULL || rule->fill.value_count == 0 || rule->fill.value_count == count || d->status != ASSAY_OK) return;
+    d->status = assay_fail(d->ctx, ASSAY_BAD_INPUT, "inputs.%s has %" PRId64 " values, expected %" PRId64, rule->path,
+                           rule->fill.value_count, count);
 }
 
 assay_status assay_refuse_key(assay_context *ctx, const assay_model_config *m, int key, const char *expected, ...)

@@ -65,7 +65,7 @@ void assay_describe_moe_weights(assay_describer *d, const assay_moe_config *conf
 /* inputs/LAYER physical_to_logical_map, a given choice and expert_map, as far as the block has them. */
 void assay_describe_moe_inputs(assay_describer *d, const assay_moe_config *config);
 /* inputs/LAYER selected_experts and routing_weights, where the case gives them; refuses what goes ill together. */
-void assay_describe_given_choice(assay_describer *d, const assay_routing_config *config);
+void assay_describe_choice_input(assay_describer *d, const assay_routing_config *config);
 /* Whether it gives the choice, of any layer; and the weights of that layer. */
 bool assay_gives_choice(const assay_case *c);
 bool assay_gives_routing_weights(const assay_case *c, const char *layer);
@@ -139,10 +139,11 @@ assay_status assay_window_of(assay_context *ctx, const assay_model_config *m, in
 /* MaxText goes by model_name for the choice of experts and by decoder_block for their weights. */
 assay_router_family assay_router_family_of(const assay_model_config *m);
 
-/* Refuses, by block and key, what the model says of `parts` (ASSAY_PART_...) and the operation would not honour. */
-assay_status assay_model_check(assay_context *ctx, const assay_case *c, unsigned parts);
+/* Refuses, by block and key, what the model says of `parts` (ASSAY_USES_...) and the operation would not honour. */
+assay_status assay_model_check(assay_context *ctx, const assay_case *c, unsigned components);
 /* The case's configuration with what is computed in the place of values that it leaves open. */
-assay_status assay_model_resolve(assay_context *ctx, const assay_case *c, unsigned parts, assay_model_config *resolved);
+assay_status assay_model_resolve(assay_context *ctx, const assay_case *c, unsigned components,
+                                 assay_model_config *resolved);
 
 /* Gemma 4 scales each expert's weight by a number of its own. */
 bool assay_has_per_expert_scale(const assay_case *c);

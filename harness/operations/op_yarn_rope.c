@@ -97,7 +97,7 @@ static void graph_of(const void *config, bool one_shard, graph *g)
 
 /* It has no products: six operations a pair. */
 const assay_operation assay_op_yarn_rope = {.name = "yarn_rope",
-                                            .parts = ASSAY_PART_ROPE,
+                                            .components = ASSAY_USES_ROPE,
                                             .summary = "rotary position embedding, plain or YaRN, in every layout",
                                             .config_of = config_of,
                                             .axis_size = axis_size,

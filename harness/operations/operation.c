@@ -30,7 +30,7 @@ const assay_operation *assay_operation_by_name(const char *name)
 bool assay_is_layer(const assay_case *c)
 {
     const assay_operation *operation = assay_operation_by_name(c->op);
-    return operation != NULL && (operation->parts & ASSAY_PART_LAYER) != 0;
+    return operation != NULL && (operation->components & ASSAY_USES_LAYER) != 0;
 }
 
 void assay_operation_names(char *names, size_t size, bool (*has)(const assay_operation *operation))
@@ -64,7 +64,7 @@ static assay_status check_common(assay_context *ctx, const assay_case *c, const 
                           c->mesh_data, c->mesh_fsdp, c->mesh_expert, c->mesh_tensor, c->mesh_mlp_tensor,
                           c->mesh_fsdp_transpose, c->op);
     }
-    if (!(operation->mesh && (operation->parts & ASSAY_PART_EXPERTS) != 0) &&
+    if (!(operation->mesh && (operation->components & ASSAY_USES_EXPERTS) != 0) &&
         (m->use_ring_of_experts || m->num_moe_emb_chunks > 0 || m->num_moe_token_chunks > 1)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s needs experts on a mesh, which op %s does not have",
                           m->use_ring_of_experts ? "use_ring_of_experts" : "num_moe_emb_chunks or num_moe_token_chunks",
@@ -199,7 +199,7 @@ assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, co
     if (*operation == NULL) return unknown_operation(ctx, c);
     TRY(check_common(ctx, c, *operation));
     TRY(check_sizes(ctx, c));
-    TRY(assay_model_check(ctx, c, (*operation)->parts));
+    TRY(assay_model_check(ctx, c, (*operation)->components));
     TRY(assay_operation_configure(ctx, *operation, c, &config));
     TRY(assay_operation_describe(ctx, *operation, c, &config, list));
     TRY(turn_gradients(ctx, list));
@@ -294,8 +294,8 @@ assay_status assay_case_resolve(assay_context *ctx, const assay_case *c, assay_m
 {
     const assay_operation *operation = assay_operation_by_name(c->op);
     const bool function = c->config.function.text[0] != '\0'; /* of a layer, whose router it may have */
-    const unsigned parts = operation != NULL ? operation->parts | (function ? ASSAY_PART_ROUTER : 0) : 0;
-    return assay_model_resolve(ctx, c, parts, resolved);
+    const unsigned components = operation != NULL ? operation->components | (function ? ASSAY_USES_ROUTER : 0) : 0;
+    return assay_model_resolve(ctx, c, components, resolved);
 }
 
 assay_status assay_case_yaml(assay_context *ctx, const assay_case *c, char **text)
@@ -313,10 +313,11 @@ static assay_status as_read(assay_context *ctx, const assay_case *c, assay_case 
     MUST(assay_case_resolve(ctx, c, &read->config));
     if (operation == NULL) return ASSAY_OK;
     /* a function of the schedule has a layer's keys */
-    const bool all = (operation->parts & ASSAY_PART_SCHEDULE) != 0 && (operation->parts & ASSAY_PART_LAYER) == 0;
+    const bool all =
+        (operation->components & ASSAY_USES_SCHEDULE) != 0 && (operation->components & ASSAY_USES_LAYER) == 0;
     for (int i = 0; !all && i < ASSAY_MODEL_KEYS; i++) {
-        const unsigned parts = assay_model_keys[i].parts;
-        if (parts != 0 && (parts & operation->parts) == 0) assay_case_leave_open(read, i);
+        const unsigned components = assay_model_keys[i].components;
+        if (components != 0 && (components & operation->components) == 0) assay_case_leave_open(read, i);
     }
     return ASSAY_OK;
 }

@@ -31,8 +31,8 @@ typedef struct assay_tensor_entry {
     bool infinite;          /* what is given may hold infinities */
     bool any_number;        /* or NaN */
     bool nan_codes;         /* codes of e4m3, of which 0x7f and 0xff are NaN: for the one the other will do */
-    bool held;              /* a checkpoint that every golden has: what others are made of is judged by it */
-    bool made;              /* a checkpoint that a kernel quantises by a recipe, whose codes have no tensor */
+    bool always_stored;     /* a checkpoint that every golden has: what others are made of is judged by it */
+    bool requantised;       /* a checkpoint that a kernel quantises by a recipe, whose codes have no tensor */
     assay_operand_axes operand;
     const assay_block_format *format; /* of quantised operands (operands.h); NULL: it is numbers */
     assay_operand_tensor part;
@@ -84,9 +84,9 @@ typedef struct assay_operation {
                         const assay_sink *out);
 
     /* --- optional: what stands behind NULL, 0 or false --- */
-    unsigned parts; /* ASSAY_PART_...: what of a model changes its numbers; 0: nothing does */
-    bool mesh;      /* whether a case may be spread over a mesh */
-    bool quantised; /* whether operands may be codes with scales (operands.h) */
+    unsigned components; /* ASSAY_USES_...: what of a model changes its numbers; 0: nothing does */
+    bool mesh;           /* whether a case may be spread over a mesh */
+    bool quantised;      /* whether operands may be codes with scales (operands.h) */
     /* Appends the operation's tensors: inputs, then weights and results in the order in which they are used and
      * computed; a gradient beside what it is of. Inputs, weights and cotangents have the case's dtype (of those that `dtypes:` names
      * assay_operation_prepare changes it), results float64, indices int32. NULL: the graph says it. */

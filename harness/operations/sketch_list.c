@@ -9,7 +9,7 @@ assay_status assay_sketch_list(assay_context *ctx, const assay_case *c, assay_te
     int large = 0, count = 0;
     for (int i = 0; i < list->count; i++) large += assay_sketch_is_for(&list->entries[i].spec, c->sketch_above);
     if (large == 0) return ASSAY_OK;
-    const size_t room = (size_t)list->count + (size_t)large * ASSAY_SKETCH_PARTS;
+    const size_t room = (size_t)list->count + (size_t)large * ASSAY_SKETCH_COMPONENTS;
     assay_tensor_entry *entries = calloc(room, sizeof *entries);
     list->sketched = calloc((size_t)large, sizeof *list->sketched);
     if (entries == NULL || list->sketched == NULL) {
@@ -23,8 +23,9 @@ assay_status assay_sketch_list(assay_context *ctx, const assay_case *c, assay_te
             continue;
         }
         list->sketched[list->sketched_count++] = entry->spec;
-        for (int part = 0; part < ASSAY_SKETCH_PARTS; part++) {
-            const assay_tensor_spec spec = assay_sketch_spec(&entry->spec, c->sketch_above, (assay_sketch_part)part);
+        for (int component = 0; component < ASSAY_SKETCH_COMPONENTS; component++) {
+            const assay_tensor_spec spec =
+                assay_sketch_spec(&entry->spec, c->sketch_above, (assay_sketch_component)component);
             if (spec.path[0] != '\0') entries[count++] = (assay_tensor_entry){.spec = spec};
         }
     }

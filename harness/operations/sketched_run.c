@@ -28,8 +28,8 @@ typedef struct assay_sketching {
 static bool wants_sketch(const assay_sketching *s, const assay_tensor_spec *of)
 {
     bool wanted = false;
-    for (int part = 0; part < ASSAY_SKETCH_PARTS && !wanted; part++) {
-        const assay_tensor_spec spec = assay_sketch_spec(of, s->c->sketch_above, (assay_sketch_part)part);
+    for (int component = 0; component < ASSAY_SKETCH_COMPONENTS && !wanted; component++) {
+        const assay_tensor_spec spec = assay_sketch_spec(of, s->c->sketch_above, (assay_sketch_component)component);
         wanted = spec.path[0] != '\0' && assay_wants(s->out, spec.path);
     }
     return wanted;
@@ -53,10 +53,11 @@ static bool sketching_wants(void *self, const char *path)
 
 static assay_status write_values(assay_context *ctx, const assay_sketching *s, const assay_sketched *t)
 {
-    for (int part = 0; part < ASSAY_SKETCH_PARTS; part++) {
-        const assay_tensor_spec spec = assay_sketch_spec(&t->spec, s->c->sketch_above, (assay_sketch_part)part);
-        if (t->values.parts[part] == NULL) continue;
-        MUST(assay_write_result(ctx, s->out, spec.path, t->values.sizes[part], t->values.parts[part]));
+    for (int component = 0; component < ASSAY_SKETCH_COMPONENTS; component++) {
+        const assay_tensor_spec spec =
+            assay_sketch_spec(&t->spec, s->c->sketch_above, (assay_sketch_component)component);
+        if (t->values.components[component] == NULL) continue;
+        MUST(assay_write_result(ctx, s->out, spec.path, t->values.sizes[component], t->values.components[component]));
     }
     return ASSAY_OK;
 }

@@ -121,7 +121,7 @@ assay_status assay_candidate_put_as_golden(assay_context *ctx, const assay_plan 
                                            assay_fixture_reader *candidate)
 {
     const assay_source given = assay_golden_inputs(golden);
-    MUST(assay_candidate_take_sketches(ctx, plan, candidate));
+    MUST(assay_candidate_read_sketches(ctx, plan, candidate));
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_entry *entry = &plan->list.entries[i];
         if (!is_shared(golden, candidate, entry->spec.path)) continue;
@@ -137,7 +137,7 @@ assay_status assay_candidate_put_as_golden(assay_context *ctx, const assay_plan 
     return ASSAY_OK;
 }
 
-assay_status assay_results_take_unused(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *golden,
+assay_status assay_results_copy_unused(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *golden,
                                        assay_tensor_set *results)
 {
     const assay_source given = assay_input_source(golden);
@@ -371,9 +371,9 @@ static assay_status take_orders(assay_context *ctx, const assay_plan *plan, assa
     return status;
 }
 
-assay_status assay_candidate_take_rows(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
-                                       assay_fixture_reader *candidate, assay_row_orders *orders,
-                                       assay_tensor_set *given)
+assay_status assay_candidate_align_rows(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
+                                        assay_fixture_reader *candidate, assay_row_orders *orders,
+                                        assay_tensor_set *given)
 {
     const assay_status status = take_orders(ctx, plan, golden, candidate, orders, given);
     return status == ASSAY_OK ? take_replicas(ctx, plan, golden, candidate, orders) : status;

@@ -10,10 +10,10 @@
 assay_status assay_candidate_put_as_golden(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
                                            assay_fixture_reader *candidate);
 /* Of these, the sketches. */
-assay_status assay_candidate_take_sketches(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *candidate);
+assay_status assay_candidate_read_sketches(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *candidate);
 
 /* Rows that belong to nothing of results in memory. */
-assay_status assay_results_take_unused(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *golden,
+assay_status assay_results_copy_unused(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *golden,
                                        assay_tensor_set *results);
 
 /* What became of the candidate's orders of token copies. */
@@ -30,6 +30,6 @@ typedef struct assay_row_orders {
  * an order that is an output: that comes to `given`, with which the golden is to be evaluated again. Orders of several
  * shards are as the golden has them, or wrong.
  * physical_experts of the candidate, in any layer: any replica of the chosen expert will do, and becomes the golden's. */
-assay_status assay_candidate_take_rows(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
-                                       assay_fixture_reader *candidate, assay_row_orders *orders,
-                                       assay_tensor_set *given);
+assay_status assay_candidate_align_rows(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
+                                        assay_fixture_reader *candidate, assay_row_orders *orders,
+                                        assay_tensor_set *given);

@@ -24,13 +24,14 @@ static assay_status read_sketch(assay_context *ctx, assay_fixture_reader *candid
 static assay_status put_parts(assay_context *ctx, const assay_plan *plan, const assay_sketch *sketch,
                               assay_fixture_reader *candidate)
 {
-    for (int part = 0; part < ASSAY_SKETCH_PARTS; part++) {
+    for (int component = 0; component < ASSAY_SKETCH_COMPONENTS; component++) {
         double *numbers = NULL;
-        const assay_tensor_spec spec = assay_sketch_spec(&sketch->spec, plan->c->sketch_above, (assay_sketch_part)part);
-        if (sketch->parts[part] == NULL) continue;
+        const assay_tensor_spec spec =
+            assay_sketch_spec(&sketch->spec, plan->c->sketch_above, (assay_sketch_component)component);
+        if (sketch->components[component] == NULL) continue;
         if (assay_fixture_find(candidate, spec.path) != NULL) assay_fixture_forget(candidate, spec.path);
-        MUST(assay_alloc_f64(ctx, spec.path, sketch->sizes[part], &numbers));
-        memcpy(numbers, sketch->parts[part], (size_t)sketch->sizes[part] * sizeof *numbers);
+        MUST(assay_alloc_f64(ctx, spec.path, sketch->sizes[component], &numbers));
+        memcpy(numbers, sketch->components[component], (size_t)sketch->sizes[component] * sizeof *numbers);
         MUST(assay_fixture_put(ctx, candidate, &spec, numbers));
     }
     return ASSAY_OK;
@@ -52,7 +53,7 @@ static assay_status take_sketch(assay_context *ctx, const assay_plan *plan, cons
     return status;
 }
 
-assay_status assay_candidate_take_sketches(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *candidate)
+assay_status assay_candidate_read_sketches(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *candidate)
 {
     for (int i = 0; i < plan->list.sketched_count; i++) {
         const assay_tensor_spec *spec = &plan->list.sketched[i], *found = assay_fixture_find(candidate, spec->path);

@@ -91,15 +91,15 @@ static bool recipe_of(void *self, const char *path, assay_random_recipe *recipe)
 {
     const assay_inputs *inputs = self;
     const assay_tensor_entry *entry = assay_tensor_list_find(inputs->list, path);
-    const assay_case_input *given = assay_case_input_of(inputs->c, path);
+    const assay_case_input *rule = assay_case_input_of(inputs->c, path);
     if (in_file(inputs, path)) {
         const assay_source file = assay_fixture_source(inputs->file);
         return file.recipe(file.self, path, recipe);
     }
     if (inputs->weights != NULL && assay_model_weights_has(inputs->weights, path)) return false;
-    if (entry->spec.type == ASSAY_INT32 || entry->format != NULL || (given == NULL && entry->derived)) return false;
-    if (given != NULL && (given->tail_nan_rows > 0 || given->unused_nan)) return false;
-    *recipe = (assay_random_recipe){.fill = given != NULL ? given->fill : entry->fill, .seed = inputs->c->seed};
+    if (entry->spec.type == ASSAY_INT32 || entry->format != NULL || (rule == NULL && entry->derived)) return false;
+    if (rule != NULL && (rule->tail_nan_rows > 0 || rule->unused_nan)) return false;
+    *recipe = (assay_random_recipe){.fill = rule != NULL ? rule->fill : entry->fill, .seed = inputs->c->seed};
     return true;
 }
 
@@ -159,17 +159,17 @@ static assay_status check_values(assay_context *ctx, const char *origin, const a
 
 /* The last rows hold NaN, or all that belong to nothing. */
 static assay_status fill_unused(assay_context *ctx, const assay_inputs *inputs, const assay_tensor_entry *entry,
-                                const assay_case_input *given, int64_t first, int64_t count, double *out)
+                                const assay_case_input *rule, int64_t first, int64_t count, double *out)
 {
     const assay_operation *operation = assay_operation_by_name(inputs->c->op);
     const int64_t width = assay_unused_row_width(entry);
-    const int64_t start = assay_shape_count(&entry->spec.shape) - given->tail_nan_rows * width;
+    const int64_t start = assay_shape_count(&entry->spec.shape) - rule->tail_nan_rows * width;
     OWNED bool *used = NULL;
-    if (given->unused_nan && operation->used_rows == NULL) {
+    if (rule->unused_nan && operation->used_rows == NULL) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs.%s: unused_nan is for rows of layouts that have unused ones",
-                          given->path);
+                          rule->path);
     }
-    if (given->unused_nan) {
+    if (rule->unused_nan) {
         const assay_source in = assay_inputs_source((assay_inputs *)inputs);
         MUST(operation->used_rows(ctx, inputs->c, entry, &in, &used));
     }
@@ -208,9 +208,9 @@ static assay_status read_dense(assay_context *ctx, void *self, const char *path,
 {
     const assay_inputs *inputs = self;
     const assay_tensor_entry *entry = assay_tensor_list_find(inputs->list, path);
-    const assay_case_input *given = assay_case_input_of(inputs->c, path);
+    const assay_case_input *rule = assay_case_input_of(inputs->c, path);
     const assay_case_dtype *dtype = assay_case_dtype_of(inputs->c, path);
-    const assay_fill fill = given != NULL ? given->fill : entry->fill;
+    const assay_fill fill = rule != NULL ? rule->fill : entry->fill;
     const assay_dtype type = dtype != NULL ? dtype->type : inputs->c->dtype;
     return assay_random_fill(ctx, &fill, inputs->c->seed, path, &entry->spec.shape,
                              type == ASSAY_FLOAT64 ? ASSAY_FLOAT32 : type, first, count, out);
@@ -233,18 +233,18 @@ static assay_status read_values(assay_context *ctx, void *self, const char *path
         const assay_source dense = {.self = self, .read = read_dense};
         return assay_operand_quantise(ctx, inputs->c, inputs->list, entry, &dense, first, count, out);
     }
-    const assay_case_input *given = assay_case_input_of(inputs->c, path);
-    assay_fill fill = given != NULL ? given->fill : entry->fill;
-    if (given == NULL && entry->derived) return read_derived(ctx, inputs, entry, first, count, out);
+    const assay_case_input *rule = assay_case_input_of(inputs->c, path);
+    assay_fill fill = rule != NULL ? rule->fill : entry->fill;
+    if (rule == NULL && entry->derived) return read_derived(ctx, inputs, entry, first, count, out);
     assay_status status =
         assay_random_fill(ctx, &fill, inputs->c->seed, path, &entry->spec.shape, entry->spec.type, first, count, out);
-    if (status == ASSAY_OK && given != NULL && (given->tail_nan_rows > 0 || given->unused_nan)) {
+    if (status == ASSAY_OK && rule != NULL && (rule->tail_nan_rows > 0 || rule->unused_nan)) {
         if (entry->unused_row_axes == 0) {
             return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "inputs.%s: %s is for rows that may belong to no group, or to padding", given->path,
-                              given->unused_nan ? "unused_nan" : "tail_nan_rows");
+                              "inputs.%s: %s is for rows that may belong to no group, or to padding", rule->path,
+                              rule->unused_nan ? "unused_nan" : "tail_nan_rows");
         }
-        return fill_unused(ctx, inputs, entry, given, first, count, out);
+        return fill_unused(ctx, inputs, entry, rule, first, count, out);
     }
     return status;
 }
@@ -271,14 +271,14 @@ static assay_status read_integers(assay_context *ctx, void *self, const char *pa
         MUST(assay_fixture_read_i32(ctx, inputs->file, path, first, count, out));
         return check_integers(ctx, entry, inputs->file_name, first, count, out);
     }
-    const assay_case_input *given = assay_case_input_of(inputs->c, path);
-    assay_fill fill = given != NULL ? given->fill : entry->fill;
-    if (given != NULL && (given->tail_nan_rows > 0 || given->unused_nan))
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs.%s: whole numbers have no NaN: %s", given->path,
-                          given->unused_nan ? "unused_nan" : "tail_nan_rows");
+    const assay_case_input *rule = assay_case_input_of(inputs->c, path);
+    assay_fill fill = rule != NULL ? rule->fill : entry->fill;
+    if (rule != NULL && (rule->tail_nan_rows > 0 || rule->unused_nan))
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs.%s: whole numbers have no NaN: %s", rule->path,
+                          rule->unused_nan ? "unused_nan" : "tail_nan_rows");
     /* a permutation or distinct experts are drawn whole */
     MUST(assay_alloc_i32(ctx, path, assay_shape_count(&entry->spec.shape), &whole));
-    if (given == NULL && entry->derived) {
+    if (rule == NULL && entry->derived) {
         MUST(derive(ctx, inputs, entry, NULL, whole));
     } else {
         MUST(assay_random_fill_i32(ctx, &fill, inputs->c->seed, path, &entry->spec.shape, whole));

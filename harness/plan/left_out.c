@@ -49,7 +49,7 @@ static bool is_of_another(const void *self, const assay_tensor_spec *spec)
 assay_status assay_plan_leave_out(assay_context *ctx, const assay_plan *plan, const assay_lost_profile *lost,
                                   assay_plan *without)
 {
-    assay_status status = assay_plan_part(ctx, plan, is_of_another, lost->name, without);
+    assay_status status = assay_plan_select(ctx, plan, is_of_another, lost->name, without);
     without->precisions = calloc((size_t)plan->precision_count + 1, sizeof *without->precisions);
     TRY(status);
     if (without->precisions == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of profiles");

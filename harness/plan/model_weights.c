@@ -13,7 +13,7 @@
 
 /* Ours that hold several of theirs, side by side along their outputs. */
 static const struct {
-    const char *ours, *parts[PARTS];
+    const char *ours, *sources[SOURCES];
 } FUSED[] = {
     {"moe/wi", {"moe/wi_0", "moe/wi_1"}},
     {"mlp/wi/kernel", {"mlp/wi_0/kernel", "mlp/wi_1/kernel"}},
@@ -83,7 +83,7 @@ static bool is_row_of(const assay_model_weights *w, const weight_target *t, cons
 /* --- shapes --- */
 
 static assay_status check_tensor(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
-                                 const weight_part *p, const assay_weight_name *row, int index)
+                                 const weight_source *p, const assay_weight_name *row, int index)
 {
     const assay_shape shape = assay_weights_shape(t, p, row);
     return t->entry->format != NULL ? assay_weights_check_codes(ctx, w, t, row, index, shape)
@@ -93,7 +93,7 @@ static assay_status check_tensor(assay_context *ctx, const assay_model_weights *
 /* --- finding --- */
 
 static assay_status refuse_missing(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
-                                   const weight_part *p)
+                                   const weight_source *p)
 {
     char names[ASSAY_MESSAGE_SIZE / 2] = "", name[NAME_SIZE];
     size_t used = 0;
@@ -113,7 +113,7 @@ static assay_status refuse_missing(assay_context *ctx, const assay_model_weights
 }
 
 /* The tensors of all experts. */
-static assay_status take_row(assay_context *ctx, const assay_model_weights *w, const weight_target *t, weight_part *p)
+static assay_status take_row(assay_context *ctx, const assay_model_weights *w, const weight_target *t, weight_source *p)
 {
     const bool each = strchr(p->row->theirs, '*') != NULL;
     const int64_t count = each ? t->experts : 1;
@@ -134,7 +134,8 @@ static assay_status take_row(assay_context *ctx, const assay_model_weights *w, c
 }
 
 /* The first row of which the checkpoint has the tensor in its shape. */
-static assay_status find_part(assay_context *ctx, const assay_model_weights *w, const weight_target *t, weight_part *p)
+static assay_status find_source(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
+                                weight_source *p)
 {
     assay_status status = ASSAY_OK, misshapen = ASSAY_OK;
     for (int i = 0; i < assay_weight_name_count; i++) {
@@ -157,19 +158,19 @@ static assay_status find_part(assay_context *ctx, const assay_model_weights *w, 
 /* --- targets --- */
 
 /* The parts of a tensor of ours and how wide they are; none where the table has it not. */
-static void set_parts(weight_target *t, const char *place)
+static void set_sources(weight_target *t, const char *place)
 {
-    for (int i = 0; i < assay_weight_name_count && t->part_count == 0; i++) {
+    for (int i = 0; i < assay_weight_name_count && t->source_count == 0; i++) {
         if (!is_ours(assay_weight_names[i].ours, place)) continue;
-        t->parts[t->part_count++].ours = assay_weight_names[i].ours;
+        t->sources[t->source_count++].ours = assay_weight_names[i].ours;
         t->vector = assay_weight_names[i].layout == ASSAY_WEIGHT_VECTOR;
     }
-    for (size_t i = 0; i < sizeof FUSED / sizeof *FUSED && t->part_count == 0; i++) {
+    for (size_t i = 0; i < sizeof FUSED / sizeof *FUSED && t->source_count == 0; i++) {
         if (!is_ours(FUSED[i].ours, place)) continue;
         t->vector = assay_path_ends(place, "bias");
-        while (t->part_count < PARTS && FUSED[i].parts[t->part_count] != NULL) {
-            t->parts[t->part_count].ours = FUSED[i].parts[t->part_count];
-            t->part_count++;
+        while (t->source_count < SOURCES && FUSED[i].sources[t->source_count] != NULL) {
+            t->sources[t->source_count].ours = FUSED[i].sources[t->source_count];
+            t->source_count++;
         }
     }
 }
@@ -178,10 +179,10 @@ static void set_widths(const assay_model_weights *w, weight_target *t)
 {
     const assay_shape *shape = &t->entry->spec.shape;
     const int64_t head = shape->dims[shape->rank - 1], query = w->c->config.base_num_query_heads * head;
-    for (int i = 0; i < t->part_count; i++) t->parts[i].outputs = t->outputs / t->part_count;
-    if (t->part_count != 3) return;
-    t->parts[0].outputs = query;
-    t->parts[1].outputs = t->parts[2].outputs = (t->outputs - query) / 2;
+    for (int i = 0; i < t->source_count; i++) t->sources[i].outputs = t->outputs / t->source_count;
+    if (t->source_count != 3) return;
+    t->sources[0].outputs = query;
+    t->sources[1].outputs = t->sources[2].outputs = (t->outputs - query) / 2;
 }
 
 /* Of a scale as of its codes, in blocks. */
@@ -193,10 +194,10 @@ static assay_status plan_target(assay_context *ctx, const assay_model_weights *w
     *t = (weight_target){.entry = entry, .experts = 1, .inputs = 1, .outputs = 1};
     const char *place = place_of(entry->spec.path, &t->layer);
     t->stacked = shape->rank > 1 && strcmp(entry->spec.labels[0], "E") == 0;
-    set_parts(t, place);
-    if (t->part_count == 0) {
-        t->parts[0].ours = "";
-        return refuse_missing(ctx, w, t, &t->parts[0]);
+    set_sources(t, place);
+    if (t->source_count == 0) {
+        t->sources[0].ours = "";
+        return refuse_missing(ctx, w, t, &t->sources[0]);
     }
     const int first = t->stacked, last = shape->rank - 1;
     const int cut = t->vector ? first : assay_path_ends(place, "out/kernel") ? last : first + 1;
@@ -206,8 +207,8 @@ static assay_status plan_target(assay_context *ctx, const assay_model_weights *w
         if (axis >= cut) t->outputs *= shape->dims[axis];
     }
     set_widths(w, t);
-    for (int i = 0; i < t->part_count; i++) {
-        MUST(find_part(ctx, w, t, &t->parts[i]));
+    for (int i = 0; i < t->source_count; i++) {
+        MUST(find_source(ctx, w, t, &t->sources[i]));
     }
     if (given->part == ASSAY_OPERAND_SCALE) *t = assay_weights_in_blocks(t);
     if (given->part == ASSAY_OPERAND_TENSOR_SCALE) t->inputs = t->outputs = 1;
@@ -278,7 +279,8 @@ static bool is_buffer(const char *name)
 static bool is_beside(const assay_model_weights *w, const char *rest)
 {
     const assay_operation *operation = assay_operation_by_name(w->c->op);
-    const bool router = (operation->parts & ASSAY_PART_EXPERTS) == 0 && (operation->parts & ASSAY_PART_ROUTER) != 0;
+    const bool router =
+        (operation->components & ASSAY_USES_EXPERTS) == 0 && (operation->components & ASSAY_USES_ROUTER) != 0;
     int layer = 0, end_of_number = 0;
     if (w->targets[0].layer >= 0) {
         return sscanf(rest, "layers.%d.%n", &layer, &end_of_number) == 1 && end_of_number > 0 &&
@@ -286,7 +288,7 @@ static bool is_beside(const assay_model_weights *w, const char *rest)
     }
     if (assay_is_layer(w->c)) return true;
     for (int i = 0; i < w->target_count; i++) {
-        const weight_part *p = &w->targets[i].parts[0];
+        const weight_source *p = &w->targets[i].sources[0];
         const char *theirs = p->row->theirs, *dot = strchr(theirs, '.');
         const char *name = assay_checkpoint_name(w->checkpoint, p->tensors[0]);
         const char *below = name + strlen(w->prefix) + (w->prefix[0] != '\0');
@@ -416,10 +418,10 @@ void assay_model_weights_close(assay_model_weights *w)
 {
     if (w == NULL) return;
     for (int i = 0; i < w->target_count; i++) {
-        for (int p = 0; p < PARTS; p++) {
-            free(w->targets[i].parts[p].tensors);
-            free(w->targets[i].parts[p].scales);
-            free(w->targets[i].parts[p].tensor_scales);
+        for (int p = 0; p < SOURCES; p++) {
+            free(w->targets[i].sources[p].tensors);
+            free(w->targets[i].sources[p].scales);
+            free(w->targets[i].sources[p].tensor_scales);
         }
     }
     free(w->targets);

@@ -4,7 +4,7 @@
 
 #include "harness/plan/model_weights_internal.h"
 
-assay_shape assay_weights_shape(const weight_target *t, const weight_part *p, const assay_weight_name *row)
+assay_shape assay_weights_shape(const weight_target *t, const weight_source *p, const assay_weight_name *row)
 {
     assay_shape shape = {0};
     const int64_t outputs = halves(row) * p->outputs;
@@ -73,11 +73,11 @@ assay_status assay_weights_check_codes(assay_context *ctx, const assay_model_wei
 
 /* Blocks of several outputs lie in one part of one tensor. */
 static assay_status check_blocks(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
-                                 const weight_part *p, const char *name)
+                                 const weight_source *p, const char *name)
 {
     const int64_t rows = t->entry->format->rows;
-    const int64_t shards = t->part_count == 2 ? w->c->config.w13_reorder_size : 1;
-    if (rows == 1 || (halves(p->row) == 1 && t->part_count == 1) || p->outputs / shards % rows == 0) return ASSAY_OK;
+    const int64_t shards = t->source_count == 2 ? w->c->config.w13_reorder_size : 1;
+    if (rows == 1 || (halves(p->row) == 1 && t->source_count == 1) || p->outputs / shards % rows == 0) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_BAD_INPUT,
                       "%s: %s has blocks of %d outputs, expected a multiple of as many of gate and of up: %s", w->file,
                       name, (int)rows, t->entry->spec.path);
@@ -98,7 +98,7 @@ static int find_beside(const assay_model_weights *w, const char *name, const cha
     return assay_checkpoint_find(w->checkpoint, other);
 }
 
-const assay_block_format *assay_weights_stored_as(const weight_target *t, const weight_part *p, int64_t expert)
+const assay_block_format *assay_weights_stored_as(const weight_target *t, const weight_source *p, int64_t expert)
 {
     if (t->entry->format != NULL) return t->entry->format;
     if (p->row->layout == ASSAY_WEIGHT_MXFP4) return assay_block_format_by_name("mxfp4");
@@ -106,7 +106,7 @@ const assay_block_format *assay_weights_stored_as(const weight_target *t, const 
 }
 
 /* Of the scales that belong to their tensor. */
-static assay_shape scale_shape(const weight_target *t, const weight_part *p, const assay_block_format *format)
+static assay_shape scale_shape(const weight_target *t, const weight_source *p, const assay_block_format *format)
 {
     assay_shape shape = assay_weights_shape(t, p, p->row);
     const bool plain = p->row->layout == ASSAY_WEIGHT_PLAIN;
@@ -122,7 +122,7 @@ static assay_shape scale_shape(const weight_target *t, const weight_part *p, con
 
 /* Of codes scales have the format's type; numbers that have some beside them are fp8. */
 static assay_status check_scale_types(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
-                                      const weight_part *p, const char *name, const char *other, int scale)
+                                      const weight_source *p, const char *name, const char *other, int scale)
 {
     const assay_block_format *format = t->entry->format;
     const assay_tensor_spec *found = NULL, *numbers = NULL;
@@ -141,7 +141,7 @@ static assay_status check_scale_types(assay_context *ctx, const assay_model_weig
 }
 
 static assay_status take_scales(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
-                                const weight_part *p, const char *name, int64_t expert)
+                                const weight_source *p, const char *name, int64_t expert)
 {
     const assay_block_format *format = t->entry->format;
     const bool blocks = p->row->layout == ASSAY_WEIGHT_MXFP4;
@@ -162,7 +162,7 @@ static assay_status take_scales(assay_context *ctx, const assay_model_weights *w
 }
 
 static assay_status take_tensor_scale(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
-                                      const weight_part *p, const char *name, int *scale)
+                                      const weight_source *p, const char *name, int *scale)
 {
     char other[NAME_SIZE];
     const assay_tensor_spec *found = NULL;
@@ -192,7 +192,7 @@ static void pass_over_input_scale(const assay_model_weights *w, const char *name
 }
 
 assay_status assay_weights_read_scales(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
-                                       const weight_part *p, const char *name, int64_t expert)
+                                       const weight_source *p, const char *name, int64_t expert)
 {
     const bool codes = t->entry->format != NULL;
     if (codes) MUST(check_blocks(ctx, w, t, p, name));
@@ -208,7 +208,7 @@ weight_target assay_weights_in_blocks(const weight_target *t)
     weight_target in_blocks = *t;
     in_blocks.inputs = assay_block_count(t->inputs, format->columns);
     in_blocks.outputs = assay_block_count(t->outputs, format->rows);
-    for (int i = 0; i < t->part_count; i++)
-        in_blocks.parts[i].outputs = assay_block_count(t->parts[i].outputs, format->rows);
+    for (int i = 0; i < t->source_count; i++)
+        in_blocks.sources[i].outputs = assay_block_count(t->sources[i].outputs, format->rows);
     return in_blocks;
 }

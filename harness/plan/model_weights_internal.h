@@ -7,15 +7,15 @@
 #include "harness/plan/model_weights.h"
 #include "harness/plan/weight_names.h"
 
-enum { PARTS = 3, NAME_SIZE = 2 * ASSAY_PATH_SIZE, MX_BLOCK = 32, FILE_SIZE = 4096 };
+enum { SOURCES = 3, NAME_SIZE = 2 * ASSAY_PATH_SIZE, MX_BLOCK = 32, FILE_SIZE = 4096 };
 
 /* What of their tensors is a part of ours. */
-typedef struct weight_part {
+typedef struct weight_source {
     const char *ours; /* of a row of the table */
     int64_t outputs;
     const assay_weight_name *row;
     int *tensors, *scales, *tensor_scales; /* of each expert, or one; scales -1: none; the last of codes alone */
-} weight_part;
+} weight_source;
 
 /* A tensor of ours: [experts] [inputs] [outputs], whatever its axes are. Of a scale of codes they count blocks. */
 typedef struct weight_target {
@@ -23,8 +23,8 @@ typedef struct weight_target {
     int layer; /* of a stack; -1 */
     bool vector, stacked;
     int64_t experts, inputs, outputs;
-    weight_part parts[PARTS];
-    int part_count;
+    weight_source sources[SOURCES];
+    int source_count;
 } weight_target;
 
 struct assay_model_weights {
@@ -52,7 +52,7 @@ static inline bool has_expert_axis(const weight_target *t, const assay_weight_na
 }
 
 /* The shape of their tensor of a part. */
-assay_shape assay_weights_shape(const weight_target *t, const weight_part *p, const assay_weight_name *row);
+assay_shape assay_weights_shape(const weight_target *t, const weight_source *p, const assay_weight_name *row);
 assay_status assay_weights_check_shape(assay_context *ctx, const assay_model_weights *w, int index,
                                        const assay_shape *expected);
 
@@ -64,6 +64,6 @@ weight_target assay_weights_in_blocks(const weight_target *t);
 
 /* The scales beside a tensor of theirs: of codes they must be there, and of numbers in mxfp4. */
 assay_status assay_weights_read_scales(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
-                                       const weight_part *p, const char *name, int64_t expert);
+                                       const weight_source *p, const char *name, int64_t expert);
 /* How an expert's numbers are stored: as codes with scales of this format; NULL: as they are. */
-const assay_block_format *assay_weights_stored_as(const weight_target *t, const weight_part *p, int64_t expert);
+const assay_block_format *assay_weights_stored_as(const weight_target *t, const weight_source *p, int64_t expert);

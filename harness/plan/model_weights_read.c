@@ -68,7 +68,7 @@ static assay_status scale_numbers(assay_context *ctx, const assay_model_weights 
 
 /* Their tensor of an expert: [rows] [columns] as it lies. Of a target that is codes or scales these, else numbers. */
 static assay_status read_theirs(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
-                                const weight_part *p, int64_t expert, double **numbers)
+                                const weight_source *p, int64_t expert, double **numbers)
 {
     const int64_t each = strchr(p->row->theirs, '*') != NULL ? expert : 0;
     const int64_t place = has_expert_axis(t, p->row) ? expert : 0, outputs = halves(p->row) * p->outputs;
@@ -90,9 +90,9 @@ static assay_status read_theirs(assay_context *ctx, const assay_model_weights *w
 static assay_status read_tensor_scale(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
                                       int64_t expert, double *out)
 {
-    for (int i = 0; i < t->part_count; i++) {
+    for (int i = 0; i < t->source_count; i++) {
         double found;
-        const weight_part *p = &t->parts[i];
+        const weight_source *p = &t->sources[i];
         const int index = p->tensor_scales[strchr(p->row->theirs, '*') != NULL ? expert : 0];
         MUST(assay_checkpoint_read(ctx, w->checkpoint, index, has_expert_axis(t, p->row) ? expert : 0, 1, &found));
         if (i > 0 && found != *out) {
@@ -105,7 +105,7 @@ static assay_status read_tensor_scale(assay_context *ctx, const assay_model_weig
 }
 
 /* The place of an output of theirs among theirs. */
-static int64_t their_output(const weight_part *p, int64_t output)
+static int64_t their_output(const weight_source *p, int64_t output)
 {
     switch (p->row->outputs) {
     case ASSAY_OUTPUTS_SECOND:
@@ -123,15 +123,15 @@ static int64_t their_output(const weight_part *p, int64_t output)
 static int64_t our_output(const weight_target *t, int which, int64_t output, int64_t shards)
 {
     int64_t before = 0;
-    for (int i = 0; i < which; i++) before += t->parts[i].outputs;
-    if (t->part_count != 2 || shards <= 1) return before + output;
-    const int64_t width = t->parts[0].outputs / shards;
+    for (int i = 0; i < which; i++) before += t->sources[i].outputs;
+    if (t->source_count != 2 || shards <= 1) return before + output;
+    const int64_t width = t->sources[0].outputs / shards;
     return output / width * 2 * width + which * width + output % width;
 }
 
 static void scatter(const weight_target *t, int which, int64_t shards, const double *theirs, double *ours)
 {
-    const weight_part *p = &t->parts[which];
+    const weight_source *p = &t->sources[which];
     const int64_t all = halves(p->row) * p->outputs;
     const bool plain = p->row->layout == ASSAY_WEIGHT_PLAIN;
     for (int64_t output = 0; output < p->outputs; output++) {
@@ -145,14 +145,14 @@ static void scatter(const weight_target *t, int which, int64_t shards, const dou
 static assay_status hold(assay_context *ctx, assay_model_weights *w, const weight_target *t, int64_t expert)
 {
     OWNED double *theirs = NULL;
-    const bool prefused = assay_path_ends(t->parts[0].ours, "moe/wi_0");
+    const bool prefused = assay_path_ends(t->sources[0].ours, "moe/wi_0");
     if (w->held == t && w->held_expert == expert) return ASSAY_OK;
     w->held = NULL;
     free(w->slab);
     MUST(assay_alloc_f64(ctx, t->entry->spec.path, t->inputs * t->outputs, &w->slab));
     if (t->entry->part == ASSAY_OPERAND_TENSOR_SCALE) MUST(read_tensor_scale(ctx, w, t, expert, w->slab));
-    for (int i = 0; i < t->part_count && t->entry->part != ASSAY_OPERAND_TENSOR_SCALE; i++) {
-        MUST(read_theirs(ctx, w, t, &t->parts[i], expert, &theirs));
+    for (int i = 0; i < t->source_count && t->entry->part != ASSAY_OPERAND_TENSOR_SCALE; i++) {
+        MUST(read_theirs(ctx, w, t, &t->sources[i], expert, &theirs));
         scatter(t, i, prefused ? w->c->config.w13_reorder_size : 1, theirs, w->slab);
         free(theirs);
         theirs = NULL;

@@ -50,9 +50,9 @@ assay_dtype assay_case_multiply(const assay_case *c, const assay_profile *profil
 assay_precision assay_case_precision(const assay_case *c, const assay_profile *profile)
 {
     assay_precision precision = profile->precision;
-    precision.given = coarser(c->dtype, profile->storage);
-    precision.given_beyond = precision.given == ASSAY_FLOAT64 && is_narrower(profile->storage, c->dtype);
-    if (precision.given_beyond) precision.given = profile->storage;
+    precision.inputs = coarser(c->dtype, profile->storage);
+    precision.inputs_beyond = precision.inputs == ASSAY_FLOAT64 && is_narrower(profile->storage, c->dtype);
+    if (precision.inputs_beyond) precision.inputs = profile->storage;
     precision.router_bias = coarser(finest_named(c), profile->router);
     return precision;
 }
@@ -75,9 +75,9 @@ assay_status assay_plan_add_spec(assay_context *ctx, assay_plan *plan, const ass
     return ASSAY_OK;
 }
 
-assay_status assay_plan_part(assay_context *ctx, const assay_plan *plan,
-                             bool (*keeps)(const void *self, const assay_tensor_spec *spec), const void *self,
-                             assay_plan *part)
+assay_status assay_plan_select(assay_context *ctx, const assay_plan *plan,
+                               bool (*keeps)(const void *self, const assay_tensor_spec *spec), const void *self,
+                               assay_plan *part)
 {
     *part = *plan;
     part->spec_count = 0;
@@ -153,10 +153,10 @@ int assay_plan_find(const assay_plan *plan, const char *path)
 const assay_tensor_spec *assay_plan_asked(const assay_plan *plan, int index)
 {
     char whole[ASSAY_PATH_SIZE];
-    assay_sketch_part part = ASSAY_SKETCH_BLOCKS;
+    assay_sketch_component part = ASSAY_SKETCH_BLOCKS;
     const assay_tensor_spec *spec = &plan->specs[index];
     if (!assay_role_is_compared(spec->role)) return NULL;
-    assay_sketch_whole_path(spec->path, whole, &part);
+    assay_sketch_tensor_path(spec->path, whole, &part);
     for (int i = 0; i < plan->list.sketched_count; i++) {
         if (strcmp(plan->list.sketched[i].path, whole) != 0) continue;
         return part == ASSAY_SKETCH_BLOCKS ? &plan->list.sketched[i] : NULL;

@@ -60,9 +60,9 @@ void assay_plan_drop(assay_plan *plan, assay_tensor_role role);
 /* Adds a dataset to the plan, whose list has room for it. */
 assay_status assay_plan_add_spec(assay_context *ctx, assay_plan *plan, const assay_tensor_spec *spec);
 /* The same plan with some of the datasets, and room for one more. `specs` are its own, and to be freed. */
-assay_status assay_plan_part(assay_context *ctx, const assay_plan *plan,
-                             bool (*keeps)(const void *self, const assay_tensor_spec *spec), const void *self,
-                             assay_plan *part);
+assay_status assay_plan_select(assay_context *ctx, const assay_plan *plan,
+                               bool (*keeps)(const void *self, const assay_tensor_spec *spec), const void *self,
+                               assay_plan *part);
 void assay_plan_free(assay_plan *plan); /* safe on a zeroed struct */
 
 /* For assay_compare: a plan's datasets lie in the order of the data flow. */

@@ -14,7 +14,7 @@
 static bool is_held(const assay_case *c, const assay_tensor_entry *entry)
 {
     const assay_tensor_spec *spec = &entry->spec;
-    if (entry->held) return true;
+    if (entry->always_stored) return true;
     if (spec->role == ASSAY_ROLE_GRADIENT) return assay_text_list_matches(&c->gradients, "gradients/", spec->path);
     if (spec->role == ASSAY_ROLE_CHECKPOINT)
         return assay_text_list_matches(&c->checkpoints, "checkpoints/", spec->path);

@@ -15,14 +15,14 @@ enum { BFLOAT16_BYTES = 2 };
 
 void assay_written_codes_free(assay_written_codes *codes)
 {
-    assay_tensor_set_free(&codes->given);
+    assay_tensor_set_free(&codes->written);
     *codes = (assay_written_codes){0};
 }
 
 static bool makes_numbers(const assay_plan *plan)
 {
     for (int i = 0; i < plan->list.count; i++) {
-        if (plan->list.entries[i].held) return true;
+        if (plan->list.entries[i].always_stored) return true;
     }
     return false;
 }
@@ -30,21 +30,21 @@ static bool makes_numbers(const assay_plan *plan)
 /* --- what is read --- */
 
 /* Numbers that are written, and how far off each may be; of an exact tensor not at all. */
-typedef struct made_numbers {
+typedef struct written_numbers {
     int64_t width; /* of a token */
     double *x, *tau;
-} made_numbers;
+} written_numbers;
 
-static void made_free(made_numbers *m)
+static void written_numbers_free(written_numbers *m)
 {
     free(m->x);
     free(m->tau);
-    *m = (made_numbers){0};
+    *m = (written_numbers){0};
 }
 
 /* Stage by stage the candidate's own number, which its kernel may have had finer than it is stored, where it gives that. */
 static assay_status take_own(assay_context *ctx, const assay_profile *profile, assay_fixture_reader *candidate,
-                             const assay_tensor_spec *spec, made_numbers *made, bool *taken)
+                             const assay_tensor_spec *spec, written_numbers *made, bool *taken)
 {
     const assay_tensor_spec *found = assay_fixture_find(candidate, spec->path);
     const assay_dtype type = assay_profile_type_of(profile, spec);
@@ -58,9 +58,9 @@ static assay_status take_own(assay_context *ctx, const assay_profile *profile, a
 }
 
 /* `own`: NULL, or the candidate whose own numbers count where it has them. */
-static assay_status read_made(assay_context *ctx, const assay_profile *profile, double deviations,
-                              assay_fixture_reader *golden, assay_fixture_reader *own, const char *name,
-                              made_numbers *made)
+static assay_status read_written(assay_context *ctx, const assay_profile *profile, double deviations,
+                                 assay_fixture_reader *golden, assay_fixture_reader *own, const char *name,
+                                 written_numbers *made)
 {
     char path[ASSAY_PATH_SIZE], scales[ASSAY_PATH_SIZE];
     if (name == NULL) return ASSAY_OK;
@@ -123,8 +123,8 @@ static assay_status read_pair(assay_context *ctx, const char *name, assay_fixtur
     return assay_fixture_read_i32(ctx, golden, p->path, 0, count, p->golden);
 }
 
-static assay_status keep_given(assay_context *ctx, const byte_pair *p, const assay_tensor_spec *spec,
-                               assay_tensor_set *given)
+static assay_status keep_written(assay_context *ctx, const byte_pair *p, const assay_tensor_spec *spec,
+                                 assay_tensor_set *given)
 {
     assay_tensor *tensor = NULL;
     MUST(assay_tensor_set_add(ctx, given, spec, &tensor));
@@ -372,9 +372,9 @@ static void gather(const assay_cache_stream *s, const double *first, const doubl
     if (rest > 0) memcpy(row + columns, second + token * rest, (size_t)rest * sizeof *row);
 }
 
-static assay_status judge_tokens(assay_context *ctx, stream_judge *j, const made_numbers *first,
-                                 const made_numbers *second, const int32_t *slots, int64_t tokens, const double *given,
-                                 int64_t given_count)
+static assay_status judge_tokens(assay_context *ctx, stream_judge *j, const written_numbers *first,
+                                 const written_numbers *second, const int32_t *slots, int64_t tokens,
+                                 const double *given, int64_t given_count)
 {
     const assay_cache_config *c = &j->stream->cache;
     OWNED double *x = NULL;
@@ -404,20 +404,20 @@ static assay_status judge_stream(assay_context *ctx, stream_judge *j, const assa
                                  assay_fixture_reader *candidate)
 {
     const assay_cache_stream *s = j->stream;
-    OWNED_BY(made_free) made_numbers first = {0}, second = {0};
+    OWNED_BY(written_numbers_free) written_numbers first = {0}, second = {0};
     OWNED double *given = NULL;
     int64_t given_count = 0;
     MUST(read_pair(ctx, s->bytes, golden, candidate, &j->bytes));
     MUST(read_pair(ctx, s->scales, golden, candidate, &j->scales));
     assay_fixture_reader *own = j->staged ? candidate : NULL;
-    MUST(read_made(ctx, profile, deviations, golden, own, s->numbers, &first));
-    MUST(read_made(ctx, profile, deviations, golden, own, s->second, &second));
+    MUST(read_written(ctx, profile, deviations, golden, own, s->numbers, &first));
+    MUST(read_written(ctx, profile, deviations, golden, own, s->second, &second));
     const bool apart = assay_cache_page_scales(&s->cache) > 0;
     if (j->bytes.mine == NULL || (apart && j->scales.mine == NULL)) return ASSAY_OK;
     if (first.x == NULL || (s->second != NULL && second.x == NULL)) return ASSAY_OK;
     MUST(read_given_scales(ctx, s, golden, &given, &given_count));
-    MUST(keep_given(ctx, &j->bytes, assay_fixture_find(golden, j->bytes.path), &j->codes->given));
-    if (apart) MUST(keep_given(ctx, &j->scales, assay_fixture_find(golden, j->scales.path), &j->codes->given));
+    MUST(keep_written(ctx, &j->bytes, assay_fixture_find(golden, j->bytes.path), &j->codes->written));
+    if (apart) MUST(keep_written(ctx, &j->scales, assay_fixture_find(golden, j->scales.path), &j->codes->written));
     MUST(judge_tokens(ctx, j, &first, &second, slots, tokens, given, given_count));
     MUST(hand_over(ctx, candidate, &j->bytes));
     return hand_over(ctx, candidate, &j->scales);
@@ -461,8 +461,8 @@ assay_status assay_written_codes_adopt(assay_context *ctx, const assay_plan *pla
 assay_status assay_written_codes_put_back(assay_context *ctx, assay_fixture_reader *candidate,
                                           assay_written_codes *codes)
 {
-    for (int i = 0; i < codes->given.count; i++) {
-        assay_tensor *tensor = &codes->given.items[i];
+    for (int i = 0; i < codes->written.count; i++) {
+        assay_tensor *tensor = &codes->written.items[i];
         int32_t *own = NULL;
         MUST(assay_alloc_i32(ctx, tensor->spec.path, tensor->count, &own));
         memcpy(own, tensor->indices, (size_t)tensor->count * sizeof *own);

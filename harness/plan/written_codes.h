@@ -12,7 +12,7 @@
 
 /* Starts zeroed. */
 typedef struct assay_written_codes {
-    assay_tensor_set given; /* the candidate's bytes as they were */
+    assay_tensor_set written; /* the candidate's bytes as they were */
     int64_t codes, scales, exact, admissible, wrong;
     char wrong_path[ASSAY_PATH_SIZE]; /* of the first wrong one; "" */
     char message[256];                /* on it */

@@ -8,8 +8,8 @@
 #include <string.h>
 
 #include "harness/plan/written_codes.h"
+#include "harness/power/full_golden.h"
 #include "harness/power/power_test.h"
-#include "harness/power/power_whole.h"
 #include "harness/sketch/sketch.h"
 #include "oracle/base/memory.h"
 
@@ -80,21 +80,21 @@ typedef struct judged {
     const char *where;
 } judged;
 
-static void path_of_whole(const char *path, char whole[ASSAY_PATH_SIZE])
+static void path_of_full(const char *path, char full[ASSAY_PATH_SIZE])
 {
-    assay_sketch_whole_path(path, whole, NULL);
-    if (whole[0] == '\0') snprintf(whole, ASSAY_PATH_SIZE, "%s", path);
+    assay_sketch_tensor_path(path, full, NULL);
+    if (full[0] == '\0') snprintf(full, ASSAY_PATH_SIZE, "%s", path);
 }
 
 /* The one that begins at *next, which moves on. */
 static judged next_judged(const assay_report *report, int *next)
 {
     judged j = {.excess = -INFINITY};
-    path_of_whole(report->tensors[*next].spec.path, j.path);
+    path_of_full(report->tensors[*next].spec.path, j.path);
     for (; *next < report->count; ++*next) {
         const assay_tensor_result *tensor = &report->tensors[*next];
         char path[ASSAY_PATH_SIZE];
-        path_of_whole(tensor->spec.path, path);
+        path_of_full(tensor->spec.path, path);
         if (strcmp(path, j.path) != 0) break;
         const double excess = excess_of(tensor);
         if (excess > j.excess) j.where = tensor->spec.path;
@@ -206,7 +206,7 @@ static assay_status try_mutant(assay_context *ctx, const assay_trial *t, const a
     }
     if (!applies) goto cleanup;
     assay_candidate_round(&candidate, t->profile);
-    if (made != t) TRY(assay_whole_take(ctx, t, &candidate, &sketched));
+    if (made != t) TRY(assay_full_golden_results(ctx, t, &candidate, &sketched));
     TRY(judge(ctx, t, made != t ? &sketched : &candidate, &report));
     conclude(made, &report, &candidate, result);
     if (t->folder != NULL && result->outcome != ASSAY_MUTANT_NO_EFFECT)
@@ -291,7 +291,7 @@ static assay_status add_attributes(assay_context *ctx, const assay_trial *t)
 /* Mutants that fail whole fail with checkpoints too. */
 static assay_status run_by_stage(assay_context *ctx, const assay_trial *t, assay_power_test *found)
 {
-    OWNED_BY(assay_whole_free) assay_whole whole = {0};
+    OWNED_BY(assay_full_golden_free) assay_full_golden full = {0};
     assay_trial staged = *t;
     bool prepared = false;
     for (int i = 0; i < found->mutants.count; i++) {
@@ -300,9 +300,9 @@ static assay_status run_by_stage(assay_context *ctx, const assay_trial *t, assay
         if (result->outcome != ASSAY_MUTANT_PASSES || result->fails) continue;
         if (!prepared) {
             MUST(add_attributes(ctx, t));
-            MUST(assay_whole_make_with_checkpoints(ctx, t, &whole));
-            staged.plan = &whole.plan;
-            staged.golden = &whole.golden;
+            MUST(assay_full_golden_make_with_checkpoints(ctx, t, &full));
+            staged.plan = &full.plan;
+            staged.golden = &full.golden;
             MUST(check_control_by_stage(ctx, t, &staged));
             prepared = true;
         }
@@ -334,7 +334,7 @@ assay_status assay_power_test_run(assay_context *ctx, const assay_plan *plan, co
     assay_status status;
     assay_trial t = {.plan = plan, .golden = golden, .profile = profile, .false_alarm = false_alarm, .folder = folder};
     const bool sketched = plan->list.sketched_count > 0;
-    assay_whole whole = {0};
+    assay_full_golden full = {0};
     assay_trial made = t;
     *found = (assay_power_test){.profile = profile};
     TRY(assay_trial_reader(ctx, golden, "golden", NULL, &t.reader));
@@ -343,9 +343,9 @@ assay_status assay_power_test_run(assay_context *ctx, const assay_plan *plan, co
                                    : assay_mutants_of(ctx, plan, &found->mutants));
     TRY(assay_alloc(ctx, "verdicts on mutants", found->mutants.count, sizeof *found->items, &found->items));
     if (sketched) {
-        TRY(assay_whole_make(ctx, &t, &whole));
-        made.plan = &whole.plan;
-        made.golden = &whole.golden;
+        TRY(assay_full_golden_make(ctx, &t, &full));
+        made.plan = &full.plan;
+        made.golden = &full.golden;
     }
     for (int i = 0; i < found->mutants.count; i++) {
         TRY(try_mutant(ctx, &t, sketched ? &made : &t, found->mutants.items[i], &found->items[i]));
@@ -353,7 +353,7 @@ assay_status assay_power_test_run(assay_context *ctx, const assay_plan *plan, co
     if (has_stages(ctx, plan)) TRY(run_by_stage(ctx, &t, found));
     tally(found);
 cleanup:
-    assay_whole_free(&whole);
+    assay_full_golden_free(&full);
     assay_fixture_close(t.reader);
     if (status != ASSAY_OK) assay_power_test_free(found);
     return status;

@@ -24,8 +24,8 @@ static double size_of(const assay_tensor_spec *spec, int draw, double deviation)
 static assay_status draw_again(assay_context *ctx, const assay_plan *plan, int draw, const assay_tensor *tensor)
 {
     const assay_tensor_entry *entry = assay_tensor_list_find(&plan->list, tensor->spec.path);
-    const assay_case_input *given = assay_case_input_of(plan->c, tensor->spec.path);
-    assay_fill fill = given != NULL ? given->fill : entry->fill;
+    const assay_case_input *rule = assay_case_input_of(plan->c, tensor->spec.path);
+    assay_fill fill = rule != NULL ? rule->fill : entry->fill;
     const uint64_t seed = plan->c->seed + 1 + (uint64_t)draw;
     if (entry->derived || entry->format != NULL || fill.distribution == ASSAY_VALUES) return ASSAY_OK;
     if (fill.distribution == ASSAY_NORMAL) fill.scale *= size_of(&tensor->spec, draw, fill.scale);

@@ -10,7 +10,7 @@
 #include "compare/thresholds.h"
 #include "harness/plan/left_out.h"
 #include "harness/scales/ensemble_internal.h"
-#include "harness/scales/hidden_spread.h"
+#include "harness/scales/hidden_deviation.h"
 #include "oracle/base/memory.h"
 
 static const char NO_ROOM[] = "float32, in which error scales are, has no room for that of ";
@@ -105,20 +105,20 @@ static assay_status evaluate_tensor(assay_context *ctx, const assay_ensemble *e,
 }
 
 /* What members make of h that is quantised. */
-static assay_status draw_spread(assay_context *ctx, assay_ensemble *e, const assay_precision *precision)
+static assay_status draw_deviation(assay_context *ctx, assay_ensemble *e, const assay_precision *precision)
 {
-    assay_overlay numbers = {assay_tensor_set_source(&e->given), *e->in};
+    assay_overlay numbers = {assay_tensor_set_source(&e->inputs), *e->in};
     const assay_source in = assay_overlay_source(&numbers);
-    assay_tensor_set_free(&e->spread);
-    return assay_hidden_spread(ctx, e->plan, precision, &in, NULL, &e->spread);
+    assay_tensor_set_free(&e->deviation);
+    return assay_hidden_deviation(ctx, e->plan, precision, &in, NULL, &e->deviation);
 }
 
 /* Other codes of h that was moved hide what the errors of a correct kernel have in common, as where sums are cut off. So null
  * distributions take in as many members whose h stays where it is. */
 static assay_status draw_unmoved(assay_context *ctx, assay_ensemble *e, const assay_member *member, int p, int members)
 {
-    if (e->spread.count == 0) return ASSAY_OK;
-    assay_tensor_set_free(&e->spread);
+    if (e->deviation.count == 0) return ASSAY_OK;
+    assay_tensor_set_free(&e->deviation);
     MUST(assay_ensemble_run_members(ctx, e, member, members));
     for (int i = 0; i < e->golden.count; i++)
         if (e->tensors[i].null != NULL) MUST(assay_null_draw_beside(ctx, e, &e->tensors[i], p, members));
@@ -183,7 +183,7 @@ static assay_status evaluate_precision(assay_context *ctx, assay_ensemble *e, in
 {
     assay_member member = {.precision = &e->plan->precisions[p]};
     const int members = assay_ensemble_members(e->plan, member.precision);
-    MUST(draw_spread(ctx, e, member.precision));
+    MUST(draw_deviation(ctx, e, member.precision));
     MUST(draw_kept(ctx, e, member.precision));
     MUST(assay_ensemble_run_members(ctx, e, &member, members));
     for (int i = 0; i < e->golden.count; i++) {

@@ -8,7 +8,7 @@
 
 /* What a tensor's null distribution is so far, by its statistics: the range, and the members' spread. */
 typedef struct assay_null_draws {
-    double low[ASSAY_STATISTICS], high[ASSAY_STATISTICS], spread[ASSAY_STATISTICS], members[ASSAY_STATISTICS];
+    double low[ASSAY_STATISTICS], high[ASSAY_STATISTICS], deviation[ASSAY_STATISTICS], members[ASSAY_STATISTICS];
     double least_size; /* of the less accurate of two forms: what a kernel errs by that rounds its sums once */
     double scale_squares, scale_count; /* of error scale / deviation, where that counts */
 } assay_null_draws;
@@ -35,11 +35,11 @@ typedef struct assay_ensemble {
     /* What members are given: the experts that the golden run chose; and inputs, weights and cotangents, which to draw
      * or to read from a file again would cost each member time. Those beyond ASSAY_ENSEMBLE_BYTES are: members ask for
      * the weights of one expert after the other. */
-    assay_tensor_set given;
-    assay_tensor_set spread; /* of h that is quantised, at the precision at hand (hidden_spread.h) */
-    bool overflows;          /* the golden run is not finite */
-    bool lost;               /* an error scale was refused, and its profile named */
-    int slot;                /* of errors: where those of the member that is running go */
+    assay_tensor_set inputs;
+    assay_tensor_set deviation; /* of h that is quantised, at the precision at hand (hidden_deviation.h) */
+    bool overflows;             /* the golden run is not finite */
+    bool lost;                  /* an error scale was refused, and its profile named */
+    int slot;                   /* of errors: where those of the member that is running go */
 } assay_ensemble;
 
 assay_scaled *assay_ensemble_tensor(const assay_ensemble *e, const char *path); /* NULL: its scale is not wanted */

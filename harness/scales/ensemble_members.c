@@ -18,7 +18,7 @@ assay_dtype assay_type_of_input(const assay_precision *precision, const assay_ca
     if (strcmp(path, "inputs/logits") == 0) return ASSAY_FLOAT64;
     if (assay_path_ends(path, "gate/bias")) return precision->router_bias;
     if (assay_case_quantises(c, path)) return ASSAY_FLOAT64;
-    return assay_case_dtype_of(c, path) != NULL ? ASSAY_FLOAT64 : precision->given;
+    return assay_case_dtype_of(c, path) != NULL ? ASSAY_FLOAT64 : precision->inputs;
 }
 
 static void round_given(const assay_context *ctx, const assay_case *c, const char *path, int64_t count, double *values)
@@ -106,7 +106,7 @@ static assay_status check_complete(assay_context *ctx, const assay_ensemble *e)
 assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
 {
     const assay_plan *plan = e->plan;
-    assay_tee memory = {assay_tensor_set_sink(&e->golden), assay_tensor_set_sink(&e->given)};
+    assay_tee memory = {assay_tensor_set_sink(&e->golden), assay_tensor_set_sink(&e->inputs)};
     assay_tee both = {assay_tee_sink(&memory), *e->out};
     const assay_sink golden = assay_tee_sink(&both);
     MUST(assay_operation_run(ctx, plan->operation, plan->c, e->in, &golden));
@@ -129,24 +129,24 @@ assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precis
                               .staged = plan->staged};
     /* Half of them leave what is given as it is but in products, whose operands they round: what other uses of it have
      * in common with a product then does not cancel. */
-    if (number / 2 % 2 == 1) member.precision.given = ASSAY_FLOAT64;
+    if (number / 2 % 2 == 1) member.precision.inputs = ASSAY_FLOAT64;
     return member;
 }
 
 assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const assay_member *member)
 {
     const assay_plan *plan = e->plan;
-    assay_overlay numbers = {assay_tensor_set_source(&e->given), *e->in};
+    assay_overlay numbers = {assay_tensor_set_source(&e->inputs), *e->in};
     const assay_source given = assay_overlay_source(&numbers);
     assay_rounded rounded = {&given, plan->c};
-    assay_overlay spread = {assay_tensor_set_source(&e->spread), assay_rounded_source(&rounded)};
-    const assay_source in = assay_overlay_source(&spread);
+    assay_overlay deviation = {assay_tensor_set_source(&e->deviation), assay_rounded_source(&rounded)};
+    const assay_source in = assay_overlay_source(&deviation);
     const assay_sink own = {.self = e, .wants = member_wants, .write = member_write};
     assay_emulation emulation = assay_ensemble_member(plan, member->precision, "ensemble", member->number);
     assay_context emulated = *ctx;
     emulation.nearest = member->nearest;
     if (member->keeps && member->precision->storage > ASSAY_FLOAT32_RMS) emulation.storage = ASSAY_FLOAT32;
-    if (member->keeps) emulation.precision.given = ASSAY_FLOAT64; /* what is given is rounded in products alone */
+    if (member->keeps) emulation.precision.inputs = ASSAY_FLOAT64; /* what is given is rounded in products alone */
     if (!member->exact) emulated.arithmetic = &assay_arithmetic_emulated;
     emulated.emulation = &emulation;
     e->slot = member->nearest ? 0 : member->number;

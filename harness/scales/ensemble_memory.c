@@ -41,7 +41,7 @@ assay_status assay_ensemble_collect(assay_context *ctx, assay_ensemble *e, bool 
     for (int i = 0; i < list->count; i++) {
         const assay_tensor_spec *spec = &list->entries[i].spec;
         assay_tensor *golden = NULL;
-        if (assay_path_is_choice(spec->path)) MUST(assay_tensor_set_add(ctx, &e->given, spec, NULL));
+        if (assay_path_is_choice(spec->path)) MUST(assay_tensor_set_add(ctx, &e->inputs, spec, NULL));
         if (!assay_has_error_scale(spec) || !scale_is_wanted(e, spec->path)) continue;
         MUST(assay_tensor_set_add(ctx, &e->golden, spec, &golden));
         assay_scaled *t = &e->tensors[e->golden.count - 1];
@@ -61,7 +61,7 @@ assay_status assay_ensemble_read_inputs(assay_context *ctx, assay_ensemble *e)
         const bool floats = assay_role_is_input(spec->role) && spec->type != ASSAY_INT32;
         if (!floats || !e->in->has(e->in->self, spec->path) || bytes + more > ASSAY_ENSEMBLE_BYTES) continue;
         bytes += more;
-        MUST(assay_tensor_set_read(ctx, &e->given, spec, e->in));
+        MUST(assay_tensor_set_read(ctx, &e->inputs, spec, e->in));
     }
     return ASSAY_OK;
 }
@@ -79,6 +79,6 @@ void assay_ensemble_release(assay_ensemble *e)
     for (int i = 0; i < e->golden.count; i++) release_tensor(&e->tensors[i]);
     free(e->tensors);
     assay_tensor_set_free(&e->golden);
-    assay_tensor_set_free(&e->given);
-    assay_tensor_set_free(&e->spread);
+    assay_tensor_set_free(&e->inputs);
+    assay_tensor_set_free(&e->deviation);
 }

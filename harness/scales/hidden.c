@@ -57,7 +57,7 @@ int assay_intermediate_list(const assay_tensor_list *list, assay_hidden made[ASS
 {
     int count = assay_hidden_list(list, made);
     for (int i = 0; i < list->count && count < ASSAY_MOST_HIDDEN; i++) {
-        if (list->entries[i].made) made[count++] = (assay_hidden){.h = &list->entries[i].spec};
+        if (list->entries[i].requantised) made[count++] = (assay_hidden){.h = &list->entries[i].spec};
     }
     return count;
 }

@@ -11,7 +11,7 @@
 enum { PIECE = 512, AS_THEY_ARE = 0, STORED = 1 };
 
 /* How far out the largest slope of one run may lie, by the spread that it has among such runs. */
-#define SPREADS_OF_ONE 4
+#define DEVIATIONS_OF_ONE 4
 
 bool assay_null_is_wanted(const assay_ensemble *e, const char *path)
 {
@@ -117,7 +117,7 @@ static void take_in(const forms *f, const passes *pass, assay_null_draws *null)
         assay_statistics_finish(&pass->form[form], &found);
         for (int s = 0; s < ASSAY_STATISTICS; s++) {
             if (assay_statistic_is_slice_slope(s)) {
-                null->spread[s] = fmax(null->spread[s], found.values[s] / SPREADS_OF_ONE);
+                null->deviation[s] = fmax(null->deviation[s], found.values[s] / DEVIATIONS_OF_ONE);
                 continue;
             }
             null->low[s] = fmin(null->low[s], found.values[s]);
@@ -147,7 +147,7 @@ static assay_status start_range(assay_context *ctx, const assay_scaled *t, const
 {
     OWNED_BY(end) passes pass = {0};
     for (int s = 0; s < ASSAY_STATISTICS; s++) {
-        t->null->low[s] = t->null->high[s] = t->null->spread[s] = 0;
+        t->null->low[s] = t->null->high[s] = t->null->deviation[s] = 0;
         t->null->members[s] = ASSAY_MOST_MEMBERS;
     }
     MUST(start(ctx, t, f, &pass));
@@ -161,7 +161,7 @@ static assay_status start_range(assay_context *ctx, const assay_scaled *t, const
  * many members know as much of a single number. */
 typedef struct draws {
     assay_statistics of[2][ASSAY_MOST_MEMBERS];
-    double slope_spreads[2][ASSAY_STATISTICS], slope_members[2][ASSAY_STATISTICS];
+    double slope_deviations[2][ASSAY_STATISTICS], slope_members[2][ASSAY_STATISTICS];
 } draws;
 
 /* How well a variance is known that is the same for many slices: by how little its estimate differs from member to member
@@ -178,8 +178,8 @@ static double members_of(int members, const double *squares)
 }
 
 /* The largest mean square of z over the members that a slice has, for as many slices. */
-static assay_status find_slope_spread(assay_context *ctx, const assay_scaled *t, int form, int members, int statistic,
-                                      const passes *pass, draws *drawn)
+static assay_status find_slope_deviation(assay_context *ctx, const assay_scaled *t, int form, int members,
+                                         int statistic, const passes *pass, draws *drawn)
 {
     double *squares = NULL, largest = 0, before = 0, of_member[ASSAY_MOST_MEMBERS];
     const int64_t slices = assay_statistic_slices(&t->spec->shape, statistic);
@@ -192,7 +192,7 @@ static assay_status find_slope_spread(assay_context *ctx, const assay_scaled *t,
         before = sum;
     }
     for (int64_t i = 0; i < slices; i++) largest = fmax(largest, squares[i]);
-    drawn->slope_spreads[form][statistic] = assay_largest_of_slices(slices) * sqrt(largest / members);
+    drawn->slope_deviations[form][statistic] = assay_largest_of_slices(slices) * sqrt(largest / members);
     drawn->slope_members[form][statistic] = members_of(members, of_member);
     free(squares);
     return ASSAY_OK;
@@ -214,7 +214,7 @@ static assay_status draw(assay_context *ctx, const assay_scaled *t, const forms 
         for (int m = 0; m < members; m++) assay_statistics_finish(&pass[m].form[form], &drawn->of[form][m]);
         for (int s = ASSAY_STATISTIC_TILE_SLOPE; s < ASSAY_STATISTICS; s++) {
             if (!assay_statistic_counts(&t->spec->shape, s)) continue;
-            TRY(find_slope_spread(ctx, t, form, members, s, pass, drawn));
+            TRY(find_slope_deviation(ctx, t, form, members, s, pass, drawn));
         }
     }
 cleanup:
@@ -224,25 +224,25 @@ cleanup:
 
 /* Mean, standard deviation with members - 1, and the least one. The largest of many slopes is no Gaussian number: it is held
  * from 0 on. */
-static void moments(const draws *drawn, int form, int members, int statistic, double *mean, double *spread)
+static void moments(const draws *drawn, int form, int members, int statistic, double *mean, double *deviation)
 {
     const assay_statistics *of = drawn->of[form];
     double sum = 0, squares = 0, least = 0;
     for (int m = 0; m < members; m++) {
         sum += of[m].values[statistic];
-        least += of[m].least_spreads[statistic];
+        least += of[m].least_deviations[statistic];
     }
     *mean = sum / members;
     for (int m = 0; m < members; m++) {
         const double off = of[m].values[statistic] - *mean;
         squares += off * off;
     }
-    *spread = sqrt(squares / (members - 1));
+    *deviation = sqrt(squares / (members - 1));
     if (assay_statistic_is_slice_slope(statistic)) {
         *mean = 0;
-        *spread = drawn->slope_spreads[form][statistic];
+        *deviation = drawn->slope_deviations[form][statistic];
     }
-    *spread = fmax(*spread, least / members);
+    *deviation = fmax(*deviation, least / members);
 }
 
 /* How much smaller the members' errors are than the error scales allow, the rounding of results aside. Where a scale
@@ -270,7 +270,7 @@ static void take_members(const assay_scaled *t, const forms *f, int members, int
         if (!assay_statistic_is_size(statistic)) own *= times;
         null->low[statistic] = fmin(null->low[statistic], mean);
         null->high[statistic] = fmax(null->high[statistic], mean);
-        null->spread[statistic] = fmax(null->spread[statistic], own);
+        null->deviation[statistic] = fmax(null->deviation[statistic], own);
         const bool by_slices = assay_statistic_is_slice_slope(statistic);
         null->members[statistic] =
             fmin(null->members[statistic], by_slices ? drawn->slope_members[form][statistic] : members);
@@ -308,11 +308,11 @@ assay_status assay_null_draw_least(assay_context *ctx, const assay_ensemble *e, 
     const forms f = forms_of(e, t, p);
     MUST(draw(ctx, t, &f, members, NULL, &drawn));
     for (int form = 0; form < f.count; form++) {
-        double mean, spread;
-        moments(&drawn, form, members, ASSAY_STATISTIC_SIZE, &mean, &spread);
+        double mean, deviation;
+        moments(&drawn, form, members, ASSAY_STATISTIC_SIZE, &mean, &deviation);
         mean -= f.storage == ASSAY_FLOAT64 ? M_LN2 : 0.5 * M_LN2; /* errors to nearest are 1/2 or sqrt(1/2) of these */
         null->least_size = form == 0 ? mean : fmin(null->least_size, mean);
-        null->spread[ASSAY_STATISTIC_SIZE] = fmax(null->spread[ASSAY_STATISTIC_SIZE], spread);
+        null->deviation[ASSAY_STATISTIC_SIZE] = fmax(null->deviation[ASSAY_STATISTIC_SIZE], deviation);
     }
     return ASSAY_OK;
 }
@@ -336,12 +336,12 @@ static bool is_in_range(double x)
 static void summarise(const assay_scaled *t, const forms *f, int statistic, double row[ASSAY_NULL_COLUMNS])
 {
     const assay_null_draws *null = t->null;
-    const double low = null->low[statistic], high = null->high[statistic], spread = null->spread[statistic];
+    const double low = null->low[statistic], high = null->high[statistic], deviation = null->deviation[statistic];
     const bool used =
-        is_usable(t, f, statistic) && spread > 0 && is_in_range(spread) && is_in_range(low) && is_in_range(high);
+        is_usable(t, f, statistic) && deviation > 0 && is_in_range(deviation) && is_in_range(low) && is_in_range(high);
     row[ASSAY_NULL_LOW] = used ? low : 0;
     row[ASSAY_NULL_HIGH] = used ? high : 0;
-    row[ASSAY_NULL_SPREAD] = used ? spread : 0;
+    row[ASSAY_NULL_DEVIATION] = used ? deviation : 0;
     row[ASSAY_NULL_MEMBERS] = used ? null->members[statistic] : 0;
 }
 

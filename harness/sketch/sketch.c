@@ -10,8 +10,8 @@
 enum { LANES = 8, TILE = ASSAY_SKETCH_TILE, BITS = 64 };
 
 static const char FOLDER[] = "/sketch/";
-static const char *const NAMES[ASSAY_SKETCH_PARTS] = {"rows",   "columns",    "tiles",
-                                                      "blocks", "slice_rows", "slice_block"};
+static const char *const NAMES[ASSAY_SKETCH_COMPONENTS] = {"rows",   "columns",    "tiles",
+                                                           "blocks", "slice_rows", "slice_block"};
 
 static int64_t tiles(int64_t size)
 {
@@ -49,23 +49,23 @@ static int64_t slice_count(const assay_shape *shape, int64_t above)
     return smaller(smaller(rows, ASSAY_SKETCH_SLICES), columns > 0 ? above / columns : 0);
 }
 
-static void call(assay_tensor_spec *spec, const char *of, assay_sketch_part part)
+static void call(assay_tensor_spec *spec, const char *of, assay_sketch_component component)
 {
     char path[ASSAY_PATH_SIZE];
-    snprintf(path, sizeof path, "%.*s%s%s", (int)(sizeof path - sizeof FOLDER - 16), of, FOLDER, NAMES[part]);
+    snprintf(path, sizeof path, "%.*s%s%s", (int)(sizeof path - sizeof FOLDER - 16), of, FOLDER, NAMES[component]);
     assay_tensor_call(spec, path);
 }
 
-assay_tensor_spec assay_sketch_spec(const assay_tensor_spec *of, int64_t above, assay_sketch_part part)
+assay_tensor_spec assay_sketch_spec(const assay_tensor_spec *of, int64_t above, assay_sketch_component component)
 {
     assay_tensor_spec spec = {.type = of->type};
     const int last = of->shape.rank - 1;
     const int64_t blocks = blocks_of(&of->shape), rows = of->shape.dims[last - 1], columns = of->shape.dims[last];
-    if (part == ASSAY_SKETCH_SLICE_BLOCK && blocks == 1) return spec;
-    for (int axis = 0; part < ASSAY_SKETCH_SLICE_ROWS && axis < last - 1; axis++) {
+    if (component == ASSAY_SKETCH_SLICE_BLOCK && blocks == 1) return spec;
+    for (int axis = 0; component < ASSAY_SKETCH_SLICE_ROWS && axis < last - 1; axis++) {
         add_axis(&spec, of->shape.dims[axis], of->labels[axis]);
     }
-    switch (part) {
+    switch (component) {
     case ASSAY_SKETCH_ROWS:
         add_axis(&spec, rows, of->labels[last - 1]);
         break;
@@ -88,19 +88,19 @@ assay_tensor_spec assay_sketch_spec(const assay_tensor_spec *of, int64_t above, 
         break;
     }
     const int64_t count = assay_shape_count(&spec.shape);
-    if (count > 0 && (count <= above || part == ASSAY_SKETCH_BLOCKS)) call(&spec, of->path, part);
+    if (count > 0 && (count <= above || component == ASSAY_SKETCH_BLOCKS)) call(&spec, of->path, component);
     return spec;
 }
 
-void assay_sketch_whole_path(const char *path, char whole[ASSAY_PATH_SIZE], assay_sketch_part *part)
+void assay_sketch_tensor_path(const char *path, char whole[ASSAY_PATH_SIZE], assay_sketch_component *component)
 {
     const char *found = strstr(path, FOLDER);
     whole[0] = '\0';
     if (found == NULL) return;
-    for (int i = 0; i < ASSAY_SKETCH_PARTS; i++) {
+    for (int i = 0; i < ASSAY_SKETCH_COMPONENTS; i++) {
         if (strcmp(found + strlen(FOLDER), NAMES[i]) != 0) continue;
         snprintf(whole, ASSAY_PATH_SIZE, "%.*s", (int)(found - path), path);
-        if (part != NULL) *part = (assay_sketch_part)i;
+        if (component != NULL) *component = (assay_sketch_component)i;
     }
 }
 
@@ -110,10 +110,11 @@ static int64_t drawn_below(uint64_t bits, int64_t length)
     return (int64_t)(((unsigned __int128)bits * (uint64_t)length) >> BITS);
 }
 
-static void draw_signs(const assay_sketch *s, uint64_t seed, assay_sketch_part part, int64_t count, uint64_t *signs)
+static void draw_signs(const assay_sketch *s, uint64_t seed, assay_sketch_component component, int64_t count,
+                       uint64_t *signs)
 {
     assay_tensor_spec spec = {0};
-    call(&spec, s->spec.path, part);
+    call(&spec, s->spec.path, component);
     for (int64_t i = 0; i < (count + BITS - 1) / BITS; i++) signs[i] = assay_random_bits(seed, spec.path, (uint64_t)i);
 }
 
@@ -127,7 +128,7 @@ static void draw_slices(assay_sketch *s, uint64_t seed)
         const int64_t first = i * all / count, end = (i + 1) * all / count;
         s->slices[i] = first + drawn_below(assay_random_bits(seed, rows.path, (uint64_t)i), end - first);
     }
-    if (s->parts[ASSAY_SKETCH_SLICE_BLOCK] != NULL) {
+    if (s->components[ASSAY_SKETCH_SLICE_BLOCK] != NULL) {
         s->slice_block = drawn_below(assay_random_bits(seed, block.path, 0), s->blocks);
     }
 }
@@ -136,8 +137,8 @@ static assay_status alloc_parts(assay_context *ctx, int64_t above, assay_sketch 
 {
     const int64_t tiles_of_block = s->row_tiles * s->column_tiles;
     int64_t total = 2 * s->columns + tiles_of_block;
-    for (int i = 0; i < ASSAY_SKETCH_PARTS; i++) {
-        const assay_tensor_spec spec = assay_sketch_spec(&s->spec, above, (assay_sketch_part)i);
+    for (int i = 0; i < ASSAY_SKETCH_COMPONENTS; i++) {
+        const assay_tensor_spec spec = assay_sketch_spec(&s->spec, above, (assay_sketch_component)i);
         s->sizes[i] = spec.path[0] != '\0' ? assay_shape_count(&spec.shape) : 0;
         total += s->sizes[i];
     }
@@ -146,8 +147,8 @@ static assay_status alloc_parts(assay_context *ctx, int64_t above, assay_sketch 
     s->column_signs = s->memory + s->columns;
     s->tiles = s->column_signs + s->columns;
     double *next = s->tiles + tiles_of_block;
-    for (int i = 0; i < ASSAY_SKETCH_PARTS; i++) {
-        s->parts[i] = s->sizes[i] > 0 ? next : NULL;
+    for (int i = 0; i < ASSAY_SKETCH_COMPONENTS; i++) {
+        s->components[i] = s->sizes[i] > 0 ? next : NULL;
         next += s->sizes[i];
     }
     return ASSAY_OK;
@@ -175,7 +176,7 @@ assay_status assay_sketch_start(assay_context *ctx, const assay_tensor_spec *spe
     s->column_tiles = tiles(s->columns);
     s->count = assay_shape_count(&spec->shape);
     s->slice_count = slice_count(&spec->shape, above);
-    assay_sketch_whole_path(assay_sketch_spec(spec, above, ASSAY_SKETCH_BLOCKS).path, whole, NULL);
+    assay_sketch_tensor_path(assay_sketch_spec(spec, above, ASSAY_SKETCH_BLOCKS).path, whole, NULL);
     if (strcmp(whole, spec->path) != 0) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: its path is too long for a sketch", spec->path);
     }
@@ -221,7 +222,7 @@ static void end_segment(assay_sketch *s, int64_t block, int64_t row, bool minus_
         sum += s->lanes[i];
         s->lanes[i] = 0;
     }
-    double *rows = s->parts[ASSAY_SKETCH_ROWS];
+    double *rows = s->components[ASSAY_SKETCH_ROWS];
     if (rows != NULL) rows[block * s->rows + row] += sum;
     s->tiles[row / TILE * s->column_tiles + column / TILE] += minus_row ? -sum : sum;
 }
@@ -229,7 +230,7 @@ static void end_segment(assay_sketch *s, int64_t block, int64_t row, bool minus_
 /* After the last row of a tile. */
 static void end_rows(assay_sketch *s, int64_t block)
 {
-    double *columns = s->parts[ASSAY_SKETCH_COLUMNS];
+    double *columns = s->components[ASSAY_SKETCH_COLUMNS];
     for (int64_t i = 0; i < s->columns; i++) {
         if (columns != NULL) columns[block * s->columns + i] += s->column_sums[i];
         s->column_sums[i] = 0;
@@ -239,22 +240,22 @@ static void end_rows(assay_sketch *s, int64_t block)
 static void end_block(assay_sketch *s, int64_t block)
 {
     const int64_t count = s->row_tiles * s->column_tiles;
-    double sum = 0, *tiles = s->parts[ASSAY_SKETCH_TILES];
+    double sum = 0, *tiles = s->components[ASSAY_SKETCH_TILES];
     for (int64_t i = 0; i < count; i++) {
         sum += s->tiles[i];
         if (tiles != NULL) tiles[block * count + i] = s->tiles[i];
         s->tiles[i] = 0;
     }
-    s->parts[ASSAY_SKETCH_BLOCKS][block] = sum;
+    s->components[ASSAY_SKETCH_BLOCKS][block] = sum;
 }
 
 static void keep_slices(assay_sketch *s, int64_t block, int64_t row, int64_t column, int64_t count, const double *x)
 {
     const int64_t slice = s->next_slice, index = block * s->rows + row;
     const size_t bytes = (size_t)count * sizeof *x;
-    if (block == s->slice_block) memcpy(s->parts[ASSAY_SKETCH_SLICE_BLOCK] + row * s->columns + column, x, bytes);
+    if (block == s->slice_block) memcpy(s->components[ASSAY_SKETCH_SLICE_BLOCK] + row * s->columns + column, x, bytes);
     if (slice == s->slice_count || s->slices[slice] != index) return;
-    memcpy(s->parts[ASSAY_SKETCH_SLICE_ROWS] + slice * s->columns + column, x, bytes);
+    memcpy(s->components[ASSAY_SKETCH_SLICE_ROWS] + slice * s->columns + column, x, bytes);
     if (column + count == s->columns) s->next_slice++;
 }
 
@@ -290,14 +291,14 @@ void assay_sketch_add_zeros(assay_sketch *s, int64_t count)
     }
 }
 
-/* Of one element, by what the part's name says. */
-static int sign_in(const assay_sketch *s, assay_sketch_part part, int64_t index, int64_t element)
+/* Of one element, by what the component's name says. */
+static int sign_in(const assay_sketch *s, assay_sketch_component component, int64_t index, int64_t element)
 {
     const int64_t column = element % s->columns, row = element / s->columns, block = row / s->rows;
     const int64_t tile_row = block * s->row_tiles + row % s->rows / TILE;
     const int of_column = is_minus(s->signs_of_columns, block * s->columns + column) ? -1 : 1;
     const int of_row = is_minus(s->signs_of_rows, row) ? -1 : 1;
-    switch (part) {
+    switch (component) {
     case ASSAY_SKETCH_ROWS:
         return row == index ? of_column : 0;
     case ASSAY_SKETCH_COLUMNS:
@@ -314,9 +315,9 @@ static int sign_in(const assay_sketch *s, assay_sketch_part part, int64_t index,
     return 0;
 }
 
-void assay_sketch_signs(const assay_sketch *s, assay_sketch_part part, int64_t index, signed char *signs)
+void assay_sketch_signs(const assay_sketch *s, assay_sketch_component component, int64_t index, signed char *signs)
 {
-    for (int64_t i = 0; i < s->count; i++) signs[i] = (signed char)sign_in(s, part, index, i);
+    for (int64_t i = 0; i < s->count; i++) signs[i] = (signed char)sign_in(s, component, index, i);
 }
 
 void assay_sketch_free(assay_sketch *s)

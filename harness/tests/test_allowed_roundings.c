@@ -215,7 +215,7 @@ TEST(inputs_beyond_the_range_of_a_type_are_rounded)
 {
     static const struct {
         const char *name, *set;
-        assay_dtype given;
+        assay_dtype inputs;
     } table[] = {
         {"rms_norm/small-latents", "profiles=f16", ASSAY_FLOAT16},
         {"rms_norm/small-latents", "profiles=f16;dtypes.*=bfloat16", ASSAY_FLOAT64}, /* used as it is given */
@@ -230,7 +230,7 @@ TEST(inputs_beyond_the_range_of_a_type_are_rounded)
         trial_plan(&t, case_named(table[i].name, table[i].set));
         assert_int_equal(t.plan.precision_count, 1);
         assert_ok(&t.ctx, assay_settle_inputs(&t.ctx, &t.plan, &t.source, &settled));
-        if (settled.given != table[i].given)
-            fail_msg("%s %s: %s", table[i].name, table[i].set, assay_dtype_name(settled.given));
+        if (settled.inputs != table[i].inputs)
+            fail_msg("%s %s: %s", table[i].name, table[i].set, assay_dtype_name(settled.inputs));
     }
 }

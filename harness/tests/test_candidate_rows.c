@@ -375,7 +375,7 @@ TEST_IN_FOLDER(no_memory_is_reported)
         assay_context *ctx = &f.t.ctx;
         assert_ok(ctx, assay_fixture_open(ctx, f.t.candidate, &candidate));
         assay_fail_allocation(n);
-        const assay_status status = assay_candidate_take_rows(ctx, &f.t.plan, f.t.reader, candidate, &orders, &given);
+        const assay_status status = assay_candidate_align_rows(ctx, &f.t.plan, f.t.reader, candidate, &orders, &given);
         assay_fixture_close(candidate);
         if (had_memory(ctx, status)) {
             assert_int_equal(orders.other, 1);

@@ -96,9 +96,9 @@ static assay_status run(assay_context *ctx, const assay_case *c, const void *con
     OWNED int32_t *choice = NULL;
     tell(ctx, in);
     if (told.fails_when_emulated && ctx->emulation != NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "as it was told");
-    TRY(assay_read_whole(ctx, in, "inputs/x", TOKENS * DIM, &x));
-    TRY(assay_read_whole(ctx, in, "weights/w", SIZE, &w));
-    TRY(assay_read_whole_i32(ctx, in, CHOICE, TOKENS, &choice));
+    TRY(assay_read_all(ctx, in, "inputs/x", TOKENS * DIM, &x));
+    TRY(assay_read_all(ctx, in, "weights/w", SIZE, &w));
+    TRY(assay_read_all_i32(ctx, in, CHOICE, TOKENS, &choice));
     TRY(assay_alloc_f64(ctx, "h", TOKENS * HIDDEN, &h));
     TRY(assay_alloc_f64(ctx, "y", TOKENS * TOKENS, &y));
     TRY(assay_alloc_f64(ctx, "dw", SIZE, &dw));
@@ -328,11 +328,11 @@ TEST_WITH(test_null_distributions, trial_setup, trial_teardown)
         const bool used = assay_statistic_counts(&shape, s);
         if (s == ASSAY_STATISTIC_TILE) assert_false(used); /* 56 columns are no tile */
         assert_true(row[ASSAY_NULL_LOW] <= row[ASSAY_NULL_HIGH]);
-        assert_true(used == (row[ASSAY_NULL_SPREAD] > 0));
+        assert_true(used == (row[ASSAY_NULL_DEVIATION] > 0));
         assert_true(row[ASSAY_NULL_MEMBERS] == (used ? 64 : 0));
     }
     assert_true(fabs(null[ASSAY_STATISTIC_SIZE * ASSAY_NULL_COLUMNS + ASSAY_NULL_HIGH]) < 0.5);
-    assert_true(null[ASSAY_STATISTIC_SLOPE * ASSAY_NULL_COLUMNS + ASSAY_NULL_SPREAD] < 1e-3);
+    assert_true(null[ASSAY_STATISTIC_SLOPE * ASSAY_NULL_COLUMNS + ASSAY_NULL_DEVIATION] < 1e-3);
 }
 
 TEST_WITH(test_threads_and_instruction_sets_give_the_same_bits, trial_setup, trial_teardown)
@@ -414,8 +414,8 @@ TEST_WITH(test_large_inputs_are_not_kept, trial_setup, trial_teardown)
     assay_ensemble e = {.plan = &t->plan, .in = &in, .out = &t->out};
     t->plan.list.entries[0].spec.shape = assay_shape_of(1, (int64_t)(ASSAY_ENSEMBLE_BYTES / sizeof(double)) + 1);
     assert_ok(&ctx, assay_ensemble_read_inputs(&ctx, &e));
-    assert_int_equal(e.given.count, 1);
-    assert_string_equal(e.given.items[0].spec.path, "weights/w");
+    assert_int_equal(e.inputs.count, 1);
+    assert_string_equal(e.inputs.items[0].spec.path, "weights/w");
     assert_int_equal(read, EXPERTS * DIM * HIDDEN);
     assay_ensemble_release(&e);
 }

@@ -27,10 +27,10 @@ static double *numbers(int64_t count)
 }
 
 /* `count` positive numbers around 1, their logarithms with the deviation `spread`; each 50th `outlier` times that. */
-static double *factors(uint64_t *state, int64_t count, double spread, double outlier)
+static double *factors(uint64_t *state, int64_t count, double deviation, double outlier)
 {
     double *x = numbers(count);
-    for (int64_t i = 0; i < count; i++) x[i] = exp(spread * normal(state)) * (i % 50 == 7 ? outlier : 1);
+    for (int64_t i = 0; i < count; i++) x[i] = exp(deviation * normal(state)) * (i % 50 == 7 ? outlier : 1);
     return x;
 }
 

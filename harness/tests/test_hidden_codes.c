@@ -5,7 +5,7 @@
 #include "harness/plan/inputs.h"
 #include "harness/scales/ensemble.h"
 #include "harness/scales/hidden.h"
-#include "harness/scales/hidden_spread.h"
+#include "harness/scales/hidden_deviation.h"
 #include "harness/tests/golden_trial.h"
 
 TEST_LABELS(catalogue);
@@ -273,23 +273,23 @@ TEST_WITH_CONTEXT(what_mla_quantises_has_a_spread)
     enum { EXPECTED = sizeof expected / sizeof *expected };
     OWNED_BY(assay_plan_free) assay_plan plan;
     OWNED_BY(assay_inputs_close) assay_inputs inputs;
-    OWNED_BY(assay_tensor_set_free) assay_tensor_set spread = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set deviation = {0};
     OWNED_BY(free_case) assay_case *c = case_named("mla/recipe-fp8-full", "seed=5");
     assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
     assert_ok(&ctx, assay_inputs_open(&ctx, &inputs, c, &plan.list, NULL));
     const assay_source in = assay_inputs_source(&inputs);
-    assert_ok(&ctx, assay_hidden_spread(&ctx, &plan, &plan.precisions[0], &in, NULL, &spread));
-    assert_int_equal(spread.count, EXPECTED);
+    assert_ok(&ctx, assay_hidden_deviation(&ctx, &plan, &plan.precisions[0], &in, NULL, &deviation));
+    assert_int_equal(deviation.count, EXPECTED);
     for (int i = 0; i < EXPECTED; i++) {
         char path[ASSAY_PATH_SIZE];
         snprintf(path, sizeof path, "spread/checkpoints/%s", expected[i]);
-        assert_string_equal(spread.items[i].spec.path, path);
-        for (int64_t k = 0; k < spread.items[i].count; k++) {
-            assert_true(isfinite(spread.items[i].values[k]));
-            assert_true(spread.items[i].values[k] < 1e-4); /* in float32; tensors are about 1 */
+        assert_string_equal(deviation.items[i].spec.path, path);
+        for (int64_t k = 0; k < deviation.items[i].count; k++) {
+            assert_true(isfinite(deviation.items[i].values[k]));
+            assert_true(deviation.items[i].values[k] < 1e-4); /* in float32; tensors are about 1 */
         }
         double sum = 0;
-        for (int64_t k = 0; k < spread.items[i].count; k++) sum += spread.items[i].values[k];
+        for (int64_t k = 0; k < deviation.items[i].count; k++) sum += deviation.items[i].values[k];
         assert_true(sum > 0);
     }
 }

@@ -247,7 +247,7 @@ TEST_IN_FOLDER(qwen3_divides_where_it_says_so)
         assay_case *c = changed(folder, &ctx, "qwen3-30b-a3b", "\"norm_topk_prob\": true", table[i].to, &status);
         assert_ok(&ctx, status);
         c->batch = c->sequence = 1;
-        assert_ok(&ctx, assay_model_check(&ctx, c, ASSAY_PART_ROUTER));
+        assert_ok(&ctx, assay_model_check(&ctx, c, ASSAY_USES_ROUTER));
         assert_ok(&ctx, assay_routing_config_of(&ctx, c, &config));
         assert_ok(&ctx, assay_routing_alloc(&ctx, &routing, &config));
         assert_ok(&ctx, assay_routing_forward(&ctx, &routing, &(assay_routing_inputs){.logits = logits}, &config));

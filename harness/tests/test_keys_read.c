@@ -179,7 +179,7 @@ static int keys_that_change_nothing(const assay_operation *operation, const assa
         tried++;
         for (int key = 0; key < ASSAY_MODEL_KEYS; key++)
             if (best[key] != CHANGES && !nothing_follows(operation->name, assay_model_keys[key].name) &&
-                (assay_model_keys[key].parts & operation->parts) != 0)
+                (assay_model_keys[key].components & operation->components) != 0)
                 try_values(&cases[i], &assay_model_keys[key], &best[key]);
     }
     for (int key = 0; key < ASSAY_MODEL_KEYS; key++) {

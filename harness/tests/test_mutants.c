@@ -166,7 +166,7 @@ static bool shows_more(const assay_case *small)
     fill_results(&drawn);
     for (int i = 0; i < assay_mutant_count; i++) {
         /* what changes steps is offered everywhere, and need not apply */
-        const bool of_caches = (assay_mutants[i].traits & (ASSAY_HAS_CACHE_BYTES | ASSAY_PART_DECODE)) != 0;
+        const bool of_caches = (assay_mutants[i].traits & (ASSAY_HAS_CACHE_BYTES | ASSAY_USES_DECODE)) != 0;
         const bool looked_for = of_caches && !applied[i][op] && has_case(assay_mutants[i].name, small->op);
         const bool enough = offered[i][op] >= OFFERS && detected[i] && !looked_for;
         if (!assay_mutant_is_for(&assay_mutants[i], &t.plan)) continue;
@@ -220,7 +220,7 @@ static void try_case(const char *name)
         if (r->required && r->outcome == ASSAY_MUTANT_PASSES)
             fail_msg("%s lets the required mutant %s pass", name, r->mutant->name);
         /* bits cannot become NaN */
-        const bool nothing = (plan->operation->parts & (ASSAY_PART_QUANTIZE | ASSAY_PART_CACHE)) &&
+        const bool nothing = (plan->operation->components & (ASSAY_USES_QUANTIZE | ASSAY_USES_CACHE)) &&
                              strcmp(r->mutant->name, "nan_results") == 0;
         if (r->mutant->always && !nothing) assert_int_equal(r->outcome, ASSAY_MUTANT_DETECTED);
     }

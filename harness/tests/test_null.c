@@ -32,9 +32,9 @@ static void write_candidate(trial *t, const assay_profile *profile, int seed, bo
     assay_context emulated = t->ctx;
     emulated.arithmetic = &assay_arithmetic_emulated;
     emulated.emulation = &emulation;
-    const assay_source given = assay_fixture_source(t->reader); /* the recorded choice of experts too */
+    const assay_source source = assay_fixture_source(t->reader); /* the recorded choice of experts too */
     const assay_sink out = test_tensors_sink(&results);
-    assert_ok(&emulated, assay_operation_evaluate(&emulated, t->plan.operation, t->c, &given, &out));
+    assert_ok(&emulated, assay_operation_evaluate(&emulated, t->plan.operation, t->c, &source, &out));
     for (int i = 0; changed != NULL && i < t->plan.spec_count; i++) {
         const assay_tensor_spec *spec = &t->plan.specs[i];
         if (strcmp(changed, spec->path) != 0) continue;
@@ -55,7 +55,7 @@ static void tally(const assay_report *report, tallied *t)
         const assay_tensor_result *r = &report->tensors[i];
         for (int s = 0; s < r->statistics_count; s++) {
             const assay_statistic_result *found = &r->statistics[s];
-            if (found->expected[ASSAY_NULL_SPREAD] == 0) continue;
+            if (found->expected[ASSAY_NULL_DEVIATION] == 0) continue;
             const double off = assay_statistic_deviation(s, found->value, found->expected);
             t->used++;
             t->beyond_2 += off > 2;
@@ -117,7 +117,7 @@ TEST_IN_FOLDER(statistics_beyond_float32_are_not_used)
         trial_write(&t, folder,
                     case_named(table[i].name, "profiles=bf16;inputs.x={distribution: normal, scale: 10000}"));
         const double *rows = assay_tensor_set_find(&t.golden, table[i].null)->values;
-        assert_true(rows[ASSAY_STATISTIC_SIZE * ASSAY_NULL_COLUMNS + ASSAY_NULL_SPREAD] > 0);
+        assert_true(rows[ASSAY_STATISTIC_SIZE * ASSAY_NULL_COLUMNS + ASSAY_NULL_DEVIATION] > 0);
         for (int k = 0; k < ASSAY_NULL_COLUMNS; k++)
             assert_true(rows[ASSAY_STATISTIC_SLOPE * ASSAY_NULL_COLUMNS + k] == 0);
     }

@@ -32,7 +32,7 @@ static void check_partner(const assay_tensor_list *list, const assay_tensor_spec
         return;
     }
     char whole[ASSAY_PATH_SIZE];
-    assay_sketch_whole_path(spec->path, whole, NULL);
+    assay_sketch_tensor_path(spec->path, whole, NULL);
     for (int i = 0; i < list->sketched_count && whole[0] != '\0'; i++) {
         if (strcmp(list->sketched[i].path, whole) != 0) continue;
         check_partner(list, &list->sketched[i]);
@@ -64,8 +64,9 @@ static void check_plan(const assay_plan *plan)
         assert_int_equal(spec->type, ASSAY_FLOAT32);
         scales++;
     }
-    bool of_bits = (plan->operation->parts & (ASSAY_PART_QUANTIZE | ASSAY_PART_CACHE)) != 0; /* which have no errors */
-    for (int i = 0; i < plan->list.count; i++) of_bits &= !plan->list.entries[i].held;       /* or go by such */
+    bool of_bits =
+        (plan->operation->components & (ASSAY_USES_QUANTIZE | ASSAY_USES_CACHE)) != 0; /* which have no errors */
+    for (int i = 0; i < plan->list.count; i++) of_bits &= !plan->list.entries[i].always_stored; /* or go by such */
     assert_true(of_bits ? scales == 0 : plan->precision_count == 0 || scales >= plan->precision_count);
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;

@@ -43,7 +43,7 @@ static bool fake_has(void *self, int from)
     return find(self, from) != NULL;
 }
 
-static void *fake_take(void *self, int from, size_t *bytes)
+static void *fake_receive(void *self, int from, size_t *bytes)
 {
     letter *l = find(self, from);
     assert_non_null(l); /* nobody would send it any more */
@@ -95,7 +95,7 @@ static assay_status run_all(assay_context *ctx, job *j, char **printed)
         endpoint e = {post, turn % RANKS};
         OWNED assay_ranks *ranks = calloc(1, sizeof *ranks + RANKS * sizeof(bool));
         assert_non_null(ranks);
-        ranks->transport = (assay_transport){&e, e.rank, RANKS, fake_send, fake_has, fake_take, NULL};
+        ranks->transport = (assay_transport){&e, e.rank, RANKS, fake_send, fake_has, fake_receive, NULL};
         const assay_each each = {.self = j, .count = CASES, .ranks = ranks, .cost = cost, .work = work, .take = take};
         if (turn == 0) assert_true(assay_ranks_begin(ranks)); /* or the others would wait */
         if (turn > 0) status = assay_each_case(ctx, &each);
@@ -163,7 +163,7 @@ TEST(test_a_rank_without_its_cases_is_named)
         assert_non_null(ranks);
         const assay_rank_report over = {-1, failed ? ASSAY_NO_MEMORY : ASSAY_OK, "too large"};
         fake_send(&other, 0, &over, sizeof over, NULL, 0);
-        ranks->transport = (assay_transport){&first, 0, 2, fake_send, fake_has, fake_take, NULL};
+        ranks->transport = (assay_transport){&first, 0, 2, fake_send, fake_has, fake_receive, NULL};
         const assay_each each = {.self = &j, .count = 2, .ranks = ranks, .work = work, .take = take};
         assert_int_equal(assay_each_case(&ctx, &each), failed ? ASSAY_NO_MEMORY : ASSAY_INTERNAL);
         assert_string_equal(ctx.message, failed ? "rank 1: too large" : "rank 1 has left out a case");

@@ -25,7 +25,7 @@ TEST(rows_are_whole)
 /* What is a matter of bits, or serves alone, has no gradient. */
 static bool has_no_gradient(const assay_operation *op)
 {
-    return (op->parts & (ASSAY_PART_QUANTIZE | ASSAY_PART_DEQUANTIZE | ASSAY_PART_DECODE | ASSAY_PART_CACHE)) != 0;
+    return (op->components & (ASSAY_USES_QUANTIZE | ASSAY_USES_DEQUANTIZE | ASSAY_USES_DECODE | ASSAY_USES_CACHE)) != 0;
 }
 
 /* Whether the case asks for the gradient of everything that has one. */
@@ -68,41 +68,42 @@ TEST(rows_have_cases)
 
 /* Tensors that show a part of a model: an operation has the part exactly where one of its cases has such a tensor. */
 static const struct {
-    unsigned part;
+    unsigned component;
     const char *name, *paths;
 } inputs[] = {
-    {ASSAY_PART_NORM, "NORM", "weights/scale pre_self_attention_layer_norm/scale"},
-    {ASSAY_PART_MLP, "MLP", "weights/wo/kernel mlp/wo/kernel"},
-    {ASSAY_PART_ROUTER, "ROUTER", "gate/kernel inputs/logits"},
-    {ASSAY_PART_EXPERTS, "EXPERTS", "weights/wo moe/wo"},
-    {ASSAY_PART_ROPE, "ROPE", "inputs/positions"},
-    {ASSAY_PART_ATTENTION, "ATTENTION", "attention_out"},
-    {ASSAY_PART_LATENT, "LATENT", "wkv_a/kernel"},
-    {ASSAY_PART_LAYER, "LAYER", "decoder_layer_input"},
-    {ASSAY_PART_GROUPS, "GROUPS", "inputs/group_sizes"},
-    {ASSAY_PART_SORT, "SORT", "outputs/sorted_inputs"},
-    {ASSAY_PART_MERGE, "MERGE", "inputs/partial_lse"},
-    {ASSAY_PART_DECODE, "DECODE", "inputs/cache_seqlens"},
-    {ASSAY_PART_CACHE, "CACHE", "inputs/slot_mapping"},
-    {ASSAY_PART_COMBINE, "COMBINE", "inputs/sorted"},
-    {ASSAY_PART_QUANTIZE, "QUANTIZE", "outputs/codes"},
-    {ASSAY_PART_DEQUANTIZE, "DEQUANTIZE", "inputs/codes"},
+    {ASSAY_USES_NORM, "NORM", "weights/scale pre_self_attention_layer_norm/scale"},
+    {ASSAY_USES_MLP, "MLP", "weights/wo/kernel mlp/wo/kernel"},
+    {ASSAY_USES_ROUTER, "ROUTER", "gate/kernel inputs/logits"},
+    {ASSAY_USES_EXPERTS, "EXPERTS", "weights/wo moe/wo"},
+    {ASSAY_USES_ROPE, "ROPE", "inputs/positions"},
+    {ASSAY_USES_ATTENTION, "ATTENTION", "attention_out"},
+    {ASSAY_USES_LATENT, "LATENT", "wkv_a/kernel"},
+    {ASSAY_USES_LAYER, "LAYER", "decoder_layer_input"},
+    {ASSAY_USES_GROUPS, "GROUPS", "inputs/group_sizes"},
+    {ASSAY_USES_SORT, "SORT", "outputs/sorted_inputs"},
+    {ASSAY_USES_MERGE, "MERGE", "inputs/partial_lse"},
+    {ASSAY_USES_DECODE, "DECODE", "inputs/cache_seqlens"},
+    {ASSAY_USES_CACHE, "CACHE", "inputs/slot_mapping"},
+    {ASSAY_USES_COMBINE, "COMBINE", "inputs/sorted"},
+    {ASSAY_USES_QUANTIZE, "QUANTIZE", "outputs/codes"},
+    {ASSAY_USES_DEQUANTIZE, "DEQUANTIZE", "inputs/codes"},
 };
 
 static unsigned parts_shown(const assay_case *c)
 {
     assay_tensor_list list = tensors_of(c);
-    unsigned parts = 0;
+    unsigned components = 0;
     for (int i = 0; i < list.count; i++) {
         const char *path = list.entries[i].spec.path;
         for (size_t k = 0; k < sizeof inputs / sizeof *inputs; k++) {
             const bool shown =
                 !assay_path_in(path, "gradients") && assay_any_word(inputs[k].paths, path, assay_path_ends);
-            parts |= shown ? inputs[k].part : 0;
+            components |= shown ? inputs[k].component : 0;
         }
     }
     assay_tensor_list_free(&list);
-    return (parts & ASSAY_PART_MERGE) != 0 ? ASSAY_PART_MERGE : parts; /* of attention it has the result alone */
+    return (components & ASSAY_USES_MERGE) != 0 ? ASSAY_USES_MERGE
+                                                : components; /* of attention it has the result alone */
 }
 
 TEST(rows_have_the_parts_of_their_tensors)
@@ -111,13 +112,13 @@ TEST(rows_have_the_parts_of_their_tensors)
     assay_case *cases = all_cases(&count);
     for (int i = 0; assay_operations[i] != NULL; i++) {
         const assay_operation *op = assay_operations[i];
-        unsigned parts = 0;
+        unsigned components = 0;
         if (strcmp(op->name, "program") == 0) continue; /* whose tensors are called as users like */
-        for (int j = 0; j < count; j++) parts |= strcmp(cases[j].op, op->name) == 0 ? parts_shown(&cases[j]) : 0;
+        for (int j = 0; j < count; j++) components |= strcmp(cases[j].op, op->name) == 0 ? parts_shown(&cases[j]) : 0;
         for (size_t k = 0; k < sizeof inputs / sizeof *inputs; k++) {
-            if ((parts & inputs[k].part) == (op->parts & inputs[k].part)) continue;
-            const bool shown = (parts & inputs[k].part) != 0;
-            fail_msg("%s: .parts %s ASSAY_PART_%s, and %s case has a tensor of \"%s\"", op->name,
+            if ((components & inputs[k].component) == (op->components & inputs[k].component)) continue;
+            const bool shown = (components & inputs[k].component) != 0;
+            fail_msg("%s: .components %s ASSAY_HAS_%s, and %s case has a tensor of \"%s\"", op->name,
                      shown ? "lacks" : "has", inputs[k].name, shown ? "a" : "no", inputs[k].paths);
         }
     }
@@ -259,10 +260,11 @@ static bool section_has_tensor(const char *section, const char *path)
 /* A layer's tensors are those of its parts too. */
 static bool page_has_tensor(char *text, const assay_operation *op, const char *path)
 {
-    static const char *const parts[] = {"deepseek_layer", "decoder_layer", "mla", "gqa", "mlp", "moe"};
+    static const char *const components[] = {"deepseek_layer", "decoder_layer", "mla", "gqa", "mlp", "moe"};
     bool found = section_has_tensor(section_of(text, op->name), path);
-    for (size_t i = 0; (op->parts & ASSAY_PART_LAYER) != 0 && !found && i < sizeof parts / sizeof *parts; i++) {
-        found = section_has_tensor(section_of(text, parts[i]), path);
+    for (size_t i = 0; (op->components & ASSAY_USES_LAYER) != 0 && !found && i < sizeof components / sizeof *components;
+         i++) {
+        found = section_has_tensor(section_of(text, components[i]), path);
     }
     return found;
 }

@@ -21,10 +21,10 @@ static assay_tensor_spec gradient_of(int rank, const int64_t *dims)
 }
 
 /* docs/large.md: bit i mod 64 of assay_random_bits(seed, path of the sums, i / 64). */
-static double sign(const char *part, int64_t index)
+static double sign(const char *component, int64_t index)
 {
     char path[ASSAY_PATH_SIZE];
-    snprintf(path, sizeof path, "gradients/weights/wi_0/sketch/%s", part);
+    snprintf(path, sizeof path, "gradients/weights/wi_0/sketch/%s", component);
     return assay_random_bits(SEED, path, (uint64_t)index / 64) >> (index % 64) & 1 ? -1 : 1;
 }
 
@@ -35,11 +35,11 @@ static void check_sums(const assay_sketch *s, int64_t above, const double *x)
     const int64_t sizes[] = {E * R, E * C, E * RT * CT, E};
     long double *sums[4];
     double largest = 0;
-    for (int part = 0; part < 4; part++) {
-        const bool held = sizes[part] <= above || part == ASSAY_SKETCH_BLOCKS;
-        assert_int_equal(s->sizes[part], held ? sizes[part] : 0);
-        sums[part] = calloc((size_t)sizes[part], sizeof *sums[part]);
-        assert_non_null(sums[part]);
+    for (int component = 0; component < 4; component++) {
+        const bool held = sizes[component] <= above || component == ASSAY_SKETCH_BLOCKS;
+        assert_int_equal(s->sizes[component], held ? sizes[component] : 0);
+        sums[component] = calloc((size_t)sizes[component], sizeof *sums[component]);
+        assert_non_null(sums[component]);
     }
     for (int64_t i = 0; i < E * R * C; i++) {
         const int64_t column = i % C, row = i / C, block = row / R;
@@ -50,11 +50,12 @@ static void check_sums(const assay_sketch *s, int64_t above, const double *x)
         sums[ASSAY_SKETCH_TILES][(block * RT + row % R / 128) * CT + column / 128] += of_row * of_column * x[i];
         sums[ASSAY_SKETCH_BLOCKS][block] += of_row * of_column * x[i];
     }
-    for (int part = 0; part < 4; part++) {
-        for (int64_t i = 0; s->parts[part] != NULL && i < sizes[part]; i++) {
-            assert_true(fabsl(s->parts[part][i] - sums[part][i]) <= 0x1p-48L * largest * sqrtl((long double)(R * C)));
+    for (int component = 0; component < 4; component++) {
+        for (int64_t i = 0; s->components[component] != NULL && i < sizes[component]; i++) {
+            assert_true(fabsl(s->components[component][i] - sums[component][i]) <=
+                        0x1p-48L * largest * sqrtl((long double)(R * C)));
         }
-        free(sums[part]);
+        free(sums[component]);
     }
 }
 
@@ -67,13 +68,13 @@ static void check_slices(const assay_sketch *s, int64_t above, const double *x)
     for (int64_t i = 0; i < count; i++) {
         assert_true(s->slices[i] > last && s->slices[i] < all);
         last = s->slices[i];
-        assert_memory_equal(s->parts[ASSAY_SKETCH_SLICE_ROWS] + i * s->columns, x + last * s->columns,
+        assert_memory_equal(s->components[ASSAY_SKETCH_SLICE_ROWS] + i * s->columns, x + last * s->columns,
                             (size_t)s->columns * sizeof *x);
     }
-    if (s->parts[ASSAY_SKETCH_SLICE_BLOCK] == NULL) return;
+    if (s->components[ASSAY_SKETCH_SLICE_BLOCK] == NULL) return;
     const int64_t size = s->rows * s->columns;
     assert_true(s->blocks > 1 && s->slice_block >= 0 && s->slice_block < s->blocks);
-    assert_memory_equal(s->parts[ASSAY_SKETCH_SLICE_BLOCK], x + s->slice_block * size, (size_t)size * sizeof *x);
+    assert_memory_equal(s->components[ASSAY_SKETCH_SLICE_BLOCK], x + s->slice_block * size, (size_t)size * sizeof *x);
 }
 
 /* What assay_sketch_signs says of a sum gives that sum. */
@@ -81,12 +82,12 @@ static void check_signs(const assay_sketch *s, const double *x)
 {
     signed char *signs = malloc((size_t)s->count);
     assert_non_null(signs);
-    for (int part = 0; part < ASSAY_SKETCH_PARTS; part++) {
-        for (int64_t i = 0; i < s->sizes[part]; i += s->sizes[part] / 3 + 1) {
+    for (int component = 0; component < ASSAY_SKETCH_COMPONENTS; component++) {
+        for (int64_t i = 0; i < s->sizes[component]; i += s->sizes[component] / 3 + 1) {
             double sum = 0;
-            assay_sketch_signs(s, (assay_sketch_part)part, i, signs);
+            assay_sketch_signs(s, (assay_sketch_component)component, i, signs);
             for (int64_t k = 0; k < s->count; k++) sum += signs[k] * x[k];
-            assert_true(fabs(sum - s->parts[part][i]) <= 1e-9 * (double)s->count);
+            assert_true(fabs(sum - s->components[component][i]) <= 1e-9 * (double)s->count);
         }
     }
     free(signs);
@@ -110,8 +111,9 @@ static void check_zeros(const assay_tensor_spec *spec, int64_t above, const doub
         assay_sketch_add_zeros(&skipped, end - first);
         assay_sketch_add(&skipped, plain.count - end, x + end, x + end);
         assert_int_equal(skipped.position, skipped.count);
-        for (int part = 0; part < ASSAY_SKETCH_PARTS; part++) {
-            for (int64_t i = 0; i < plain.sizes[part]; i++) assert_true(plain.parts[part][i] == skipped.parts[part][i]);
+        for (int component = 0; component < ASSAY_SKETCH_COMPONENTS; component++) {
+            for (int64_t i = 0; i < plain.sizes[component]; i++)
+                assert_true(plain.components[component][i] == skipped.components[component][i]);
         }
     }
 }
@@ -137,11 +139,12 @@ TEST_WITH_CONTEXT(test_sums_and_slices)
             n = first % 11 + 1 < count - first ? first % 11 + 1 : count - first;
             assay_sketch_add(&pieces, n, x + first, x + first);
         }
-        assert_true((once.parts[ASSAY_SKETCH_SLICE_BLOCK] != NULL) == (shapes[i].rank == 3));
-        assert_true((once.parts[ASSAY_SKETCH_ROWS] != NULL) == (shapes[i].rank != 5));
-        for (int part = 0; part < ASSAY_SKETCH_PARTS; part++) {
-            if (once.parts[part] == NULL) continue;
-            assert_memory_equal(once.parts[part], pieces.parts[part], (size_t)once.sizes[part] * sizeof *x);
+        assert_true((once.components[ASSAY_SKETCH_SLICE_BLOCK] != NULL) == (shapes[i].rank == 3));
+        assert_true((once.components[ASSAY_SKETCH_ROWS] != NULL) == (shapes[i].rank != 5));
+        for (int component = 0; component < ASSAY_SKETCH_COMPONENTS; component++) {
+            if (once.components[component] == NULL) continue;
+            assert_memory_equal(once.components[component], pieces.components[component],
+                                (size_t)once.sizes[component] * sizeof *x);
         }
         check_sums(&once, above, x);
         check_slices(&once, above, x);
@@ -153,7 +156,7 @@ TEST_WITH_CONTEXT(test_sums_and_slices)
 TEST_WITH_CONTEXT(test_what_has_a_sketch)
 {
     char whole[ASSAY_PATH_SIZE];
-    assay_sketch_part part;
+    assay_sketch_component component;
     assay_tensor_spec spec = gradient_of(3, (int64_t[]){2, 16, 16});
     assert_true(assay_sketch_is_for(&spec, 511));
     assert_false(assay_sketch_is_for(&spec, 512));
@@ -163,10 +166,10 @@ TEST_WITH_CONTEXT(test_what_has_a_sketch)
     spec = gradient_of(2, (int64_t[]){64, 64});
     assay_tensor_call(&spec, "outputs/y");
     assert_false(assay_sketch_is_for(&spec, 10));
-    assay_sketch_whole_path("gradients/weights/wo/sketch/tiles", whole, &part);
+    assay_sketch_tensor_path("gradients/weights/wo/sketch/tiles", whole, &component);
     assert_string_equal(whole, "gradients/weights/wo");
-    assert_int_equal(part, ASSAY_SKETCH_TILES);
-    assay_sketch_whole_path("gradients/weights/wo/sketch/other", whole, NULL);
+    assert_int_equal(component, ASSAY_SKETCH_TILES);
+    assay_sketch_tensor_path("gradients/weights/wo/sketch/other", whole, NULL);
     assert_string_equal(whole, "");
     assay_sketch sketch = {0};
     memset(spec.path, 'x', sizeof spec.path - 1);
@@ -266,17 +269,17 @@ TEST(test_sketches_of_goldens)
     const assay_tensor *s = assay_results_scales(&whole.golden, profile, g->spec.path);
     assert_ok(&whole.ctx, assay_sketch_start(&whole.ctx, &g->spec, ABOVE, sketched.c->seed, &values));
     assay_sketch_add(&values, g->count, g->values, g->values);
-    for (int part = 0; part < ASSAY_SKETCH_PARTS; part++) {
-        if (values.parts[part] == NULL) continue;
-        const assay_tensor_spec spec = assay_sketch_spec(&g->spec, ABOVE, (assay_sketch_part)part);
+    for (int component = 0; component < ASSAY_SKETCH_COMPONENTS; component++) {
+        if (values.components[component] == NULL) continue;
+        const assay_tensor_spec spec = assay_sketch_spec(&g->spec, ABOVE, (assay_sketch_component)component);
         const assay_tensor *same = assay_tensor_set_find(&sketched.golden, spec.path);
-        assert_memory_equal(same->values, values.parts[part], (size_t)same->count * sizeof(double));
+        assert_memory_equal(same->values, values.components[component], (size_t)same->count * sizeof(double));
     }
     for (int64_t i = 0; i < g->count; i++)
         expected += s->values[i] * s->values[i] + g->values[i] * g->values[i] * 0x1p-16 / 3;
-    for (int part = 0; part < ASSAY_SKETCH_SLICE_ROWS; part++) {
-        const assay_tensor_spec spec = assay_sketch_spec(&g->spec, ABOVE, (assay_sketch_part)part);
-        if (values.parts[part] == NULL) continue;
+    for (int component = 0; component < ASSAY_SKETCH_SLICE_ROWS; component++) {
+        const assay_tensor_spec spec = assay_sketch_spec(&g->spec, ABOVE, (assay_sketch_component)component);
+        if (values.components[component] == NULL) continue;
         double found = 0;
         assay_path_at(ASSAY_ROLE_ERROR_SCALE, "bf16", spec.path, at);
         const assay_tensor *scale = assay_tensor_set_find(&sketched.golden, at);

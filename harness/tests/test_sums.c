@@ -193,7 +193,7 @@ static void check_case(assay_case *c, const assay_arithmetic *arithmetic, is_jud
 {
     trial t;
     OWNED_BY(assay_tensor_set_free) assay_tensor_set golden = {0}, found = {0};
-    const assay_emulation sums = {.precision = {.name = "sums", .accumulate = 0x1p-24, .given = ASSAY_FLOAT64},
+    const assay_emulation sums = {.precision = {.name = "sums", .accumulate = 0x1p-24, .inputs = ASSAY_FLOAT64},
                                   .storage = ASSAY_FLOAT64,
                                   .multiply = ASSAY_FLOAT64};
     trial_plan(&t, c);

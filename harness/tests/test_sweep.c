@@ -259,7 +259,7 @@ static void check_plan_without_memory(trial *t)
 static void check(assay_case *c)
 {
     static const assay_emulation emulation = {
-        .precision = {"bf16", 0x1p-9, 0x1p-9, 0x1p-24, 0x1p-24, 0x1p-20, .given = ASSAY_BFLOAT16},
+        .precision = {"bf16", 0x1p-9, 0x1p-9, 0x1p-24, 0x1p-24, 0x1p-20, .inputs = ASSAY_BFLOAT16},
         .storage = ASSAY_BFLOAT16,
         .multiply = ASSAY_BFLOAT16,
         .seed = 1};

@@ -65,7 +65,7 @@ typedef struct emulated_rounder {
 /* The error of an element c: -mean c, and two uniform ones with RMS of `whole` |c| and `spread` sqrt(sum a^2 sum b^2).
  */
 typedef struct emulated_sum_error {
-    double whole, spread, mean;
+    double of_result, of_norm, mean;
 } emulated_sum_error;
 
 /* A part of a product, whose rows are `ld` apart; the roots of the sums of squares of its rows of A and columns of B.

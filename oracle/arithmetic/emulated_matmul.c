@@ -49,8 +49,8 @@ static assay_status float32_matmul(assay_context *ctx, const assay_matmul_args *
                              .key = (uint32_t)emulated_key(ctx->emulation, EMULATED_PRODUCTS),
                              .c = args->c,
                              .ldc = args->ldc};
-    errors.errors.whole *= sqrt(SHARE_DRAWN);
-    errors.errors.spread *= sqrt(SHARE_DRAWN);
+    errors.errors.of_result *= sqrt(SHARE_DRAWN);
+    errors.errors.of_norm *= sqrt(SHARE_DRAWN);
     const assay_chains chains = {
         .start = START_STEPS * (int64_t)(drawn % starts), .ended = add_float32_errors, .self = &errors};
     MUST(assay_matmul_float32(ctx, args, &chains));

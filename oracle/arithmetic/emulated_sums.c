@@ -37,7 +37,7 @@ static void add_truncation(const assay_emulation *emulation, double unit, double
 {
     const double share = SQRT_3 * (emulated_centred(emulated_key(emulation, EMULATED_TRUNCATION)) + 0.5);
     errors->mean = fmin(share * unit * SQRT_3 / 4 * (k + 1), 1);
-    errors->spread += unit * unit * (k + 1) / 16;
+    errors->of_norm += unit * unit * (k + 1) / 16;
 }
 
 /* At the end of a block with a share s of the terms the partial sum has, on average over the orders of the
@@ -47,16 +47,16 @@ emulated_sum_error emulated_sum_errors_of(const assay_emulation *emulation, cons
     const int64_t length = (args->k + SCALE_BLOCKS - 1) / SCALE_BLOCKS;
     const emulated_accumulator accumulator = emulated_accumulator_of(emulation, args->kind);
     const double unit = accumulator.unit, block = unit * unit * (double)length, k = (double)args->k;
-    emulated_sum_error errors = {.spread = block / k};
+    emulated_sum_error errors = {.of_norm = block / k};
     for (int64_t first = 0; first < args->k; first += length) {
         const double share = (double)emulated_smaller(args->k, first + length) / k;
         const double order = share * (1 - share) / fmax(k - 1, 1);
-        errors.whole += args->accumulate ? block : block * (share * share - order);
-        errors.spread += block * order;
+        errors.of_result += args->accumulate ? block : block * (share * share - order);
+        errors.of_norm += block * order;
     }
     if (accumulator.kind.truncate) add_truncation(emulation, unit, k, &errors);
-    errors.whole = sqrt(errors.whole);
-    errors.spread = sqrt(errors.spread);
+    errors.of_result = sqrt(errors.of_result);
+    errors.of_norm = sqrt(errors.of_norm);
     return errors;
 }
 
@@ -102,7 +102,7 @@ static bool is_column_of_zeros(const assay_matmul_args *args, int64_t j)
 /* A sum of 0 whose terms cancel: what it may come out as in another order of them. */
 static double cancelled(const emulated_sum_error *errors, uint64_t key, double size)
 {
-    return 2 * SQRT_3 * errors->spread * size * emulated_centred(emulated_hash(emulated_bits_of(size) ^ key) >> 16);
+    return 2 * SQRT_3 * errors->of_norm * size * emulated_centred(emulated_hash(emulated_bits_of(size) ^ key) >> 16);
 }
 
 assay_status emulated_move_cancelled(assay_context *ctx, const assay_matmul_args *args,

@@ -43,9 +43,9 @@ typedef struct assay_precision {
     /* Types to which what is given (inputs, weights, cotangents) may be rounded before it is used, where it lies on a
      * finer grid; float64: it is exact. A router's bias has one of its own: what is added to scores is kept as they
      * are. */
-    assay_dtype given, router_bias;
+    assay_dtype inputs, router_bias;
     assay_accuracy form;
-    bool given_beyond; /* only numbers beyond the range of `given` are rounded to it: its grid is no coarser */
+    bool inputs_beyond; /* only numbers beyond the range of `given` are rounded to it: its grid is no coarser */
 } assay_precision;
 
 /* The RMS of the error of rounding to nearest, over the unit roundoff. */

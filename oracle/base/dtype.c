@@ -35,7 +35,7 @@ assay_dtype_grid assay_dtype_grid_of(assay_dtype type)
                           .unused_bits = type == ASSAY_TFLOAT32 ? 13 : 0,
                           .least_normal = power_of_two(row->least_exponent),
                           .limit = power_of_two(row->largest_exponent + 1),
-                          .spread = power_of_two(53 - row->digits),
+                          .rounding_scale = power_of_two(53 - row->digits),
                           .max = assay_dtype_max(type),
                           .beyond = INFINITY};
     int64_t infinity_code = (int64_t)(row->largest_exponent - row->least_exponent + 2) << g.fraction_bits;

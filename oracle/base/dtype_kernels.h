@@ -9,7 +9,7 @@ typedef struct assay_dtype_grid {
     int bytes, fraction_bits, sign_bit;
     int unused_bits;                  /* low bits of the stored form that are 0 (tfloat32) */
     double least_normal, limit;       /* limit: 2^(largest exponent + 1) */
-    double spread;                    /* c = leading power * spread */
+    double rounding_scale;            /* c = leading power * spread */
     double max, beyond;               /* what lies above max becomes `beyond` */
     int64_t first_nan_code, nan_code; /* nan_code: the one that is written */
 } assay_dtype_grid;

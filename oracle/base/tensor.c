@@ -219,14 +219,14 @@ assay_status assay_read_needed_i32(assay_context *ctx, const assay_source *in, c
     return in->read_i32(ctx, in->self, path, 0, count, *out);
 }
 
-assay_status assay_read_whole(assay_context *ctx, const assay_source *in, const char *path, int64_t count, double **out)
+assay_status assay_read_all(assay_context *ctx, const assay_source *in, const char *path, int64_t count, double **out)
 {
     *out = NULL;
     return in->has(in->self, path) ? assay_read_needed(ctx, in, path, count, out) : ASSAY_OK;
 }
 
-assay_status assay_read_whole_i32(assay_context *ctx, const assay_source *in, const char *path, int64_t count,
-                                  int32_t **out)
+assay_status assay_read_all_i32(assay_context *ctx, const assay_source *in, const char *path, int64_t count,
+                                int32_t **out)
 {
     *out = NULL;
     return in->has(in->self, path) ? assay_read_needed_i32(ctx, in, path, count, out) : ASSAY_OK;

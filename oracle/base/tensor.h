@@ -123,10 +123,9 @@ assay_status assay_read_needed(assay_context *ctx, const assay_source *in, const
 assay_status assay_read_needed_i32(assay_context *ctx, const assay_source *in, const char *path, int64_t count,
                                    int32_t **out);
 /* *out is NULL where the source does not have it. */
-assay_status assay_read_whole(assay_context *ctx, const assay_source *in, const char *path, int64_t count,
-                              double **out);
-assay_status assay_read_whole_i32(assay_context *ctx, const assay_source *in, const char *path, int64_t count,
-                                  int32_t **out);
+assay_status assay_read_all(assay_context *ctx, const assay_source *in, const char *path, int64_t count, double **out);
+assay_status assay_read_all_i32(assay_context *ctx, const assay_source *in, const char *path, int64_t count,
+                                int32_t **out);
 
 bool assay_wants(const assay_sink *out, const char *path);
 /* Written if wanted. */

@@ -80,12 +80,12 @@ static int project(graph *g, const assay_gqa_config *config, int x, int qkv, con
 {
     const bool normed = config->qk_norm && p->norm >= 0;
     const int heads = qkv == 0 ? graph_linear(g, p->axes, x, w[p->kernel], w[p->bias], &config->recipe)
-                               : graph_part(g, p->axes, qkv, 'Q', p->first);
+                               : graph_slice(g, p->axes, qkv, 'Q', p->first);
     if (qkv == 0) graph_quantised(g, p->gradient, p->axes, heads);
     return normed ? graph_rms_norm(g, heads, w[p->norm], config->epsilon) : heads;
 }
 
-int assay_gqa_steps(graph *g, const assay_gqa_config *config, const assay_attention_givens *in, const int *w)
+int assay_gqa_steps(graph *g, const assay_gqa_config *config, const assay_attention_operands *in, const int *w)
 {
     const int64_t heads = config->heads, kv_heads = config->kv_heads;
     const projection of_query = {"BSNz", "query_gradient", ASSAY_GQA_QUERY, ASSAY_GQA_QUERY_BIAS, ASSAY_GQA_QUERY_NORM,
@@ -116,7 +116,7 @@ void assay_gqa_graph(graph *g, const assay_gqa_config *config)
 {
     int w[ASSAY_GQA_WEIGHTS];
     graph_begin(g, config, axis_size);
-    const assay_attention_givens in = assay_attention_inputs_of(g);
+    const assay_attention_operands in = assay_attention_inputs_of(g);
     for (int i = 0; i < ASSAY_GQA_WEIGHTS; i++) w[i] = graph_weight(g, assay_gqa_weight_row(config, i));
     graph_end(g, assay_gqa_steps(g, config, &in, w), GRAPH_LEFT);
 }

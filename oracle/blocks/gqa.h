@@ -12,7 +12,7 @@
  * 0 and finite, what yarn_rope.h refuses. */
 #pragma once
 
-#include "oracle/blocks/attention_givens.h"
+#include "oracle/blocks/attention_operands.h"
 
 typedef struct assay_gqa_config {
     int64_t batch, sequence, emb_dim;
@@ -58,4 +58,4 @@ assay_tensor_row assay_gqa_weight_row(const assay_gqa_config *config, int weight
  * key_gradient and value_gradient before norm and rotation, or qkv_proj_gradient. */
 void assay_gqa_graph(graph *g, const assay_gqa_config *config);
 /* Its steps within another graph, whose axes are others afterwards (graph_within); gives out_proj. */
-int assay_gqa_steps(graph *g, const assay_gqa_config *config, const assay_attention_givens *in, const int *w);
+int assay_gqa_steps(graph *g, const assay_gqa_config *config, const assay_attention_operands *in, const int *w);

@@ -42,7 +42,7 @@ assay_tensor_row assay_mla_weight_row(const assay_mla_config *config, int weight
     return there && assay_tensor_row_count(&row) > 0 ? row : (assay_tensor_row){0};
 }
 
-int assay_mla_steps(graph *g, const assay_mla_config *config, const assay_attention_givens *in, const int *w)
+int assay_mla_steps(graph *g, const assay_mla_config *config, const assay_attention_operands *in, const int *w)
 {
     const int64_t nope = config->qk_nope_head_dim, rank = config->kv_lora_rank;
     const assay_quant_recipe_config *recipe = &config->recipe;
@@ -65,7 +65,7 @@ int assay_mla_steps(graph *g, const assay_mla_config *config, const assay_attent
         latent = graph_named(g, "mla_q", graph_rms_norm(g, query_wa, w[ASSAY_MLA_Q_NORM], config->epsilon));
     }
     const int kv_wa = graph_named(g, "kv_wa_proj", graph_linear(g, "BSw", in->x, w[ASSAY_MLA_WKV_A], 0, recipe));
-    const int down = graph_fused(g, graph_part(g, "BSl", kv_wa, 'w', 0));
+    const int down = graph_fused(g, graph_slice(g, "BSl", kv_wa, 'w', 0));
     const int mla_kv = graph_named(g, "mla_kv", graph_rms_norm(g, down, w[ASSAY_MLA_KV_NORM], config->epsilon));
 
     const int q = compressed ? graph_linear(g, "BSNq", latent, w[ASSAY_MLA_WQ_B], 0, recipe)
@@ -73,7 +73,7 @@ int assay_mla_steps(graph *g, const assay_mla_config *config, const assay_attent
     const int turned = graph_rope(g, q, nope, &turns);
     const int query = graph_named(g, "query_proj", graph_scale(g, turned, assay_mla_softmax_scale(config)));
 
-    const int k_pe = graph_fused(g, graph_part(g, "BSR", kv_wa, 'w', rank));
+    const int k_pe = graph_fused(g, graph_slice(g, "BSR", kv_wa, 'w', rank));
     const int key_rope = graph_called(g, "rotated_key", graph_fused(g, graph_rope(g, k_pe, 0, &turns)));
     const graph_key_value kv = graph_expand(g, mla_kv, w[ASSAY_MLA_WKV_B], key_rope, recipe);
     const int key = graph_named(g, "key_proj", kv.key), value = graph_named(g, "value_proj", kv.value);
@@ -91,7 +91,7 @@ void assay_mla_graph(graph *g, const assay_mla_config *config)
 {
     int w[ASSAY_MLA_WEIGHTS];
     graph_begin(g, config, axis_size);
-    const assay_attention_givens in = assay_attention_inputs_of(g);
+    const assay_attention_operands in = assay_attention_inputs_of(g);
     for (int i = 0; i < ASSAY_MLA_WEIGHTS; i++) w[i] = graph_weight(g, assay_mla_weight_row(config, i));
     graph_end(g, assay_mla_steps(g, config, &in, w), GRAPH_LEFT);
 }

@@ -17,7 +17,7 @@
  * rope_factor <= 0 where the scale needs it, what yarn_rope.h refuses. */
 #pragma once
 
-#include "oracle/blocks/attention_givens.h"
+#include "oracle/blocks/attention_operands.h"
 
 typedef struct assay_mla_config {
     int64_t batch, sequence, emb_dim, heads;
@@ -58,4 +58,4 @@ assay_tensor_row assay_mla_weight_row(const assay_mla_config *config, int weight
  * kv_wa_proj_gradient. */
 void assay_mla_graph(graph *g, const assay_mla_config *config);
 /* Its steps within another graph, whose axes are others afterwards (graph_within); gives out_proj. */
-int assay_mla_steps(graph *g, const assay_mla_config *config, const assay_attention_givens *in, const int *w);
+int assay_mla_steps(graph *g, const assay_mla_config *config, const assay_attention_operands *in, const int *w);

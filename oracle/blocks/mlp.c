@@ -36,11 +36,11 @@ static void up_steps(graph *g, const assay_mlp_graph_config *config, int x, cons
 {
     const row_axes axes = axes_of(config);
     const assay_gated_mlp_config *mlp = &config->mlp;
-    const graph_parts parts = {.groups = mlp->groups,
-                               .slices = config->slices,
-                               .chunks = config->chunks,
-                               .shards = mlp->hidden_shards,
-                               .apart = config->place == ASSAY_MLP_ROUTED};
+    const graph_partition partition = {.groups = mlp->groups,
+                                       .slices = config->slices,
+                                       .chunks = config->chunks,
+                                       .shards = mlp->hidden_shards,
+                                       .apart = config->place == ASSAY_MLP_ROUTED};
     const int wi[2] = {w[ASSAY_MLP_WI_0], w[ASSAY_MLP_WI_1]};
     const int biases[2] = {w[ASSAY_MLP_WI_0_BIAS], w[ASSAY_MLP_WI_1_BIAS]};
     out[0] = out[1] = 0;
@@ -48,7 +48,7 @@ static void up_steps(graph *g, const assay_mlp_graph_config *config, int x, cons
         out[0] = graph_linear_pair(g, axes.both, x, w[ASSAY_MLP_WI], biases, &mlp->recipe);
         named(g, config, ASSAY_MLPWI, out[0]);
         graph_quantised(g, name_of(config, ASSAY_MLPWI_GRADIENT), axes.both, out[0]);
-        graph_in_parts(g, out[0], &parts);
+        graph_partition_product(g, out[0], &partition);
         return;
     }
     /* of each shard of H the gradient of x is one sum */
@@ -58,7 +58,7 @@ static void up_steps(graph *g, const assay_mlp_graph_config *config, int x, cons
         if (!two) out[i] = graph_linear(g, axes.hidden, x, wi[i], biases[i], &mlp->recipe);
         named(g, config, ASSAY_MLPWI_0 + i, out[i]);
         graph_quantised(g, name_of(config, ASSAY_MLPWI_0_GRADIENT + i), axes.hidden, out[i]);
-        graph_in_parts(g, out[i], &parts);
+        graph_partition_product(g, out[i], &partition);
     }
 }
 
@@ -74,7 +74,7 @@ int assay_mlp_steps(graph *g, const assay_mlp_graph_config *config, int x, const
 {
     const row_axes axes = axes_of(config);
     const assay_gated_mlp_config *mlp = &config->mlp;
-    const graph_parts parts = {
+    const graph_partition partition = {
         .groups = mlp->groups, .slices = mlp->hidden_shards, .apart = config->place == ASSAY_MLP_ROUTED};
     int up[2];
     graph_within(g, config, axis_size);
@@ -83,7 +83,7 @@ int assay_mlp_steps(graph *g, const assay_mlp_graph_config *config, int x, const
     if (mlp->hidden.format != NULL) h = quantised(g, config, h);
     const int y = graph_linear(g, axes.emb, h, w[ASSAY_MLP_WO], w[ASSAY_MLP_WO_BIAS], &mlp->recipe);
     graph_quantised(g, name_of(config, ASSAY_MLPWO_GRADIENT), axes.emb, y);
-    graph_in_parts(g, y, &parts);
+    graph_partition_product(g, y, &partition);
     if (config->weighs_h) graph_weigh_rows(g, y, graph_input(g, ASSAY_MLP_ROW_WEIGHTS, "T"));
     return named(g, config, ASSAY_MLPWO, y);
 }

@@ -8,7 +8,7 @@ typedef struct assay_mlp_graph_config {
     assay_gated_mlp_config mlp;
     assay_mlp_place place;
     int64_t batch, sequence; /* dense: x is [B,S,D], of batch * sequence rows; else [rows,D] */
-    int64_t slices, chunks;  /* of the sums over D, without a recipe: graph_parts; 0 is 1 */
+    int64_t slices, chunks;  /* of the sums over D, without a recipe: graph_partition; 0 is 1 */
     int64_t owners;          /* of the graph */
     bool weighs_h;           /* h is multiplied by ASSAY_MLP_ROW_WEIGHTS [rows] before wo */
     bool stored; /* the result and the gradient of x are rounded as what is stored, and not the caller's to round */

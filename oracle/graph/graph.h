@@ -43,7 +43,7 @@ typedef struct graph_tensor {
     bool flows;                /* an output's gradient may reach it; else it has none, whatever others do */
     int step;                  /* that makes it; -1: it is given */
     int last;                  /* the last step that reads it; -1: none does */
-    bool in_parts;             /* those who read it take parts of it, which are disjoint */
+    bool read_in_slices;       /* those who read it take parts of it, which are disjoint */
     bool quantised;            /* a step quantises it, and the block computed it itself */
     bool integers;             /* that a step makes, which others read as indices */
     bool chosen;               /* and a choice: a result, in whose place the run goes on from what the source has */
@@ -58,21 +58,21 @@ typedef struct graph_rotation {
 } graph_rotation;
 
 /* What a product comes in. 0 stands for 1. */
-typedef struct graph_parts {
+typedef struct graph_partition {
     int64_t
         groups; /* of rows, one after the other, each with a w of its own: these have an axis in front; 0: no such axis */
     int64_t slices; /* of the sum over x's columns, which are stored and added up, ascending */
     int64_t chunks; /* of each of these, which continue one sum */
     int64_t shards; /* of the columns of each branch: the gradient of x is the sum of theirs, ascending */
     bool apart;     /* by a recipe each of them is a layer of its own, with scales of what it has */
-} graph_parts;
+} graph_partition;
 
 typedef struct graph_product {
     assay_quant_recipe_config recipe;
     int branches;      /* of the columns of w: the gradient of x is the sum of theirs */
     unsigned detached; /* a mutant's: bit i: not of branch i, or of w i of two */
     bool joined;       /* of two w the gradient of x is one product, with both beside each other */
-    graph_parts parts;
+    graph_partition partition;
 } graph_product;
 
 /* Of the kinds that programs are made of (kind_map.c, kind_reduce.c, kind_moves.c, kind_product.c). */
@@ -204,7 +204,7 @@ int graph_linear_grouped(graph *g, const char *axes, int x, int w, int group_siz
 /* graph_product.joined. */
 void graph_join_gradient(graph *g, int tensor);
 /* The linear layer that makes the tensor comes in parts. */
-void graph_in_parts(graph *g, int tensor, const graph_parts *parts);
+void graph_partition_product(graph *g, int tensor, const graph_partition *partition);
 /* Its x [rows,k] is multiplied by weights [rows] before, which is a weight on y and on its bias. */
 void graph_weigh_rows(graph *g, int tensor, int weights);
 /* x [rows,...] times weights [rows], as a step of its own. */
@@ -218,7 +218,7 @@ int graph_rms_norm(graph *g, int x, int scale, double epsilon); /* over the scal
 int graph_layer_norm(graph *g, int x, int scale, int bias, double epsilon);
 int graph_scale(graph *g, int x, double factor);
 /* What x has along an axis from `first` on; nothing but such parts reads x, and no two have the same. */
-int graph_part(graph *g, const char *axes, int x, char axis, int64_t first);
+int graph_slice(graph *g, const char *axes, int x, char axis, int64_t first);
 /* The angles of positions [B,S,dim/2], and their cosines and sines. */
 typedef struct graph_turns {
     int cosine, sine;
@@ -262,7 +262,7 @@ int graph_quantise_hidden(graph *g, const char *codes, const char *scale, int h,
 
 int graph_find(const graph *g, const char *name); /* 0: it has none */
 /* Whether a recipe quantises what the block computed: its codes are no tensor. */
-bool graph_is_made(const graph *g, int tensor);
+bool graph_is_requantised(const graph *g, int tensor);
 int64_t graph_size(const graph *g, int tensor); /* in numbers */
 /* Whether a weight is read by one linear layer in groups of rows alone: one group of it is needed at a time (kind_linear.c). */
 bool graph_can_stream(const graph *g, int tensor);
@@ -317,7 +317,7 @@ typedef struct graph_run {
     bool *streams, *gradient_streams;
     const assay_source *weights;
     const assay_sink *gradients;
-    double **spread, **gradient_spread; /* quantised_spread.h; NULL: exact */
+    double **deviation, **gradient_deviation; /* quantised_deviation.h; NULL: exact */
     /* Of y that a softmax makes, in an emulated run: the sum over its axis of y times its gradient, as it follows from a product; and
      * terms of the gradient of x that cancel in another form of what reads y. */
     double **row_sums, **cancelled;
@@ -341,12 +341,12 @@ void graph_lend_gradient(graph_run *r, int tensor, const double *values);
 void graph_want_gradient(graph_run *r, int tensor, double *values);
 void graph_want_weight_gradients(graph_run *r, double *const *gradients);
 /* The value, which is the caller's now; the run has none any more. */
-double *graph_take(graph_run *r, int tensor);
+double *graph_release_value(graph_run *r, int tensor);
 /* What no checkpoint is. */
 void graph_drop_within(graph_run *r);
 
 /* Reads the spreads of what recipes quantise, where the source has them. */
-assay_status graph_read_spreads(assay_context *ctx, graph_run *r);
+assay_status graph_read_deviations(assay_context *ctx, graph_run *r);
 /* Checkpoints that the source has: they are not computed, and not written. */
 assay_status graph_read_inputs(assay_context *ctx, graph_run *r);
 /* All steps: checkpoints are written, and the run goes on from those that are staged. */

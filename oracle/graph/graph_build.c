@@ -209,9 +209,9 @@ int graph_linear_grouped(graph *g, const char *axes, int x, int w, int group_siz
     return y;
 }
 
-void graph_in_parts(graph *g, int tensor, const graph_parts *parts)
+void graph_partition_product(graph *g, int tensor, const graph_partition *partition)
 {
-    step_of(g, tensor)->with.product.parts = *parts;
+    step_of(g, tensor)->with.product.partition = *partition;
 }
 
 void graph_weigh_rows(graph *g, int tensor, int weights)
@@ -314,9 +314,9 @@ int graph_scale(graph *g, int x, double factor)
     return add_output_like(g, step, "scaled", x);
 }
 
-int graph_part(graph *g, const char *axes, int x, char axis, int64_t first)
+int graph_slice(graph *g, const char *axes, int x, char axis, int64_t first)
 {
-    g->tensors[x].in_parts = true;
+    g->tensors[x].read_in_slices = true;
     return graph_step_of(g, &graph_kind_slice, axes, &x, 1, &(graph_general){.over = {axis}, .first = first});
 }
 

@@ -74,7 +74,7 @@ int64_t graph_size(const graph *g, int tensor)
     return tensor == 0 ? 0 : assay_shape_count(&g->tensors[tensor].row.shape);
 }
 
-bool graph_is_made(const graph *g, int tensor)
+bool graph_is_requantised(const graph *g, int tensor)
 {
     bool made = false;
     for (int i = 0; g->tensors[tensor].quantised && i < g->step_count; i++)

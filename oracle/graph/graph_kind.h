@@ -9,7 +9,7 @@ typedef struct graph_call {
     const graph_step *step;
     const double *x[GRAPH_IN];
     const int32_t *indices[GRAPH_IN];
-    const double *spread, *gradient_spread[GRAPH_OUT]; /* of x[0], of dy */
+    const double *deviation, *gradient_deviation[GRAPH_OUT]; /* of x[0], of dy */
     double *y[GRAPH_OUT];
     bool made[GRAPH_OUT]; /* forward: y is there already */
     double *dy[GRAPH_OUT];
@@ -83,9 +83,9 @@ int64_t graph_out_size(const graph *g, const graph_step *step, int i);
 typedef struct graph_linear_size {
     int64_t m, n, k;
     int branches;
-    bool made; /* w, by a step */
+    bool computed; /* w, by a step */
     const int32_t *group_sizes;
-    graph_parts parts; /* counted: none is 0 but groups */
+    graph_partition partition; /* counted: none is 0 but groups */
 } graph_linear_size;
 assay_status graph_linear_operands(assay_context *ctx, assay_quant_recipe_operands *o, const graph_call *c,
                                    const double *dy, const graph_linear_size *size);

@@ -38,7 +38,7 @@ void graph_parameters_text(const graph_step *step, char *text, size_t size)
         snprintf(text, size, "over %s", with->general.over);
     if (graph_is_factor(step)) snprintf(text, size, "by %g", with->general.b);
     if (kind == &graph_kind_slice) snprintf(text, size, "from %" PRId64, with->general.first);
-    if (kind == &graph_kind_linear && (step->in[GRAPH_GROUP_SIZES] != 0 || with->product.parts.groups > 0))
+    if (kind == &graph_kind_linear && (step->in[GRAPH_GROUP_SIZES] != 0 || with->product.partition.groups > 0))
         snprintf(text, size, "in groups of rows");
     if (product && with->product.recipe.recipe != NULL)
         snprintf(text, size, "recipe %s", with->product.recipe.recipe->name);

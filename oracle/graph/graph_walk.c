@@ -7,7 +7,7 @@
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/memory.h"
 #include "oracle/graph/graph_kind.h"
-#include "oracle/ops/quantised_spread.h"
+#include "oracle/ops/quantised_deviation.h"
 #include "oracle/ops/vector_sums.h"
 
 /* Large room is kept for the next tensor of its size, where the graph reuses it: the kernel clears every new page. */
@@ -60,9 +60,9 @@ void graph_close(graph_run *r)
         if (!r->lent_gradient[t]) free(r->gradient[t]);
         free(r->row_sums[t]);
         free(r->cancelled[t]);
-        free(r->spread[t]);
+        free(r->deviation[t]);
         free(r->chosen[t]);
-        free(r->gradient_spread[t]);
+        free(r->gradient_deviation[t]);
     }
     for (int i = 0; i < GRAPH_SPARES; i++) free(r->spare[i].numbers);
     free(r->memory);
@@ -89,8 +89,8 @@ static assay_status alloc_lists(assay_context *ctx, graph_run *r, int64_t tensor
     enum { EACH = 10 * sizeof(double *) + 2 * sizeof(int) + 7 };
     MUST(assay_alloc_list(ctx, "tensors of a graph", tensors * EACH + steps, 1, &r->memory));
     char *at = r->memory;
-    double ***const numbers[] = {&r->value,  &r->gradient,        &r->room,     &r->gradient_room,
-                                 &r->spread, &r->gradient_spread, &r->row_sums, &r->cancelled};
+    double ***const numbers[] = {&r->value,     &r->gradient,           &r->room,     &r->gradient_room,
+                                 &r->deviation, &r->gradient_deviation, &r->row_sums, &r->cancelled};
     bool **const flags[] = {&r->hidden,           &r->shown, &r->lent, &r->lent_gradient, &r->streams,
                             &r->gradient_streams, &r->leads};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) *numbers[i] = cut(&at, tensors, sizeof(double *));
@@ -134,7 +134,7 @@ void graph_want_weight_gradients(graph_run *r, double *const *gradients)
     for (int i = 0; i < r->graph->weight_count; i++) graph_want_gradient(r, r->graph->weights[i], gradients[i]);
 }
 
-double *graph_take(graph_run *r, int tensor)
+double *graph_release_value(graph_run *r, int tensor)
 {
     double *values = r->value[tensor];
     r->value[tensor] = NULL;
@@ -194,25 +194,25 @@ bool graph_wants_gradients(const graph_run *r)
     return wants;
 }
 
-static assay_status read_spread(assay_context *ctx, const graph_run *r, const assay_tensor_row *row, double **spread)
+static assay_status read_deviation(assay_context *ctx, const graph_run *r, const assay_tensor_row *row, double **out)
 {
     char checkpoint[ASSAY_PATH_SIZE], path[ASSAY_PATH_SIZE];
     const int64_t count = assay_tensor_row_count(row);
     path_of(r, row, checkpoint);
-    assay_spread_path(checkpoint, path);
+    assay_deviation_path(checkpoint, path);
     if (!r->in->has(r->in->self, path)) return ASSAY_OK;
-    MUST(assay_alloc_f64(ctx, path, count, spread));
-    return r->in->read(ctx, r->in->self, path, r->number * count, count, *spread);
+    MUST(assay_alloc_f64(ctx, path, count, out));
+    return r->in->read(ctx, r->in->self, path, r->number * count, count, *out);
 }
 
-assay_status graph_read_spreads(assay_context *ctx, graph_run *r)
+assay_status graph_read_deviations(assay_context *ctx, graph_run *r)
 {
     const graph *g = r->graph;
     for (int t = 1; t < g->tensor_count; t++)
-        if (g->tensors[t].quantised) MUST(read_spread(ctx, r, &g->tensors[t].row, &r->spread[t]));
+        if (g->tensors[t].quantised) MUST(read_deviation(ctx, r, &g->tensors[t].row, &r->deviation[t]));
     for (int i = 0; i < g->gradient_count; i++) {
         const int t = g->gradients[i];
-        MUST(read_spread(ctx, r, &g->tensors[t].gradient, &r->gradient_spread[t]));
+        MUST(read_deviation(ctx, r, &g->tensors[t].gradient, &r->gradient_deviation[t]));
     }
     return ASSAY_OK;
 }
@@ -222,7 +222,7 @@ assay_status graph_read_spreads(assay_context *ctx, graph_run *r)
 static graph_call call_of(graph_run *r, const graph_step *step)
 {
     graph_call c = {.run = r, .graph = r->graph, .step = step};
-    c.spread = r->spread[step->in[0]];
+    c.deviation = r->deviation[step->in[0]];
     for (int i = 0; i < GRAPH_IN; i++) {
         c.x[i] = r->value[step->in[i]];
         c.indices[i] = r->indices[step->in[i]];
@@ -231,7 +231,7 @@ static graph_call call_of(graph_run *r, const graph_step *step)
         c.y[i] = r->value[step->out[i]];
         c.made[i] = c.y[i] != NULL;
         c.dy[i] = r->gradient[step->out[i]];
-        c.gradient_spread[i] = r->gradient_spread[step->out[i]];
+        c.gradient_deviation[i] = r->gradient_deviation[step->out[i]];
     }
     return c;
 }
@@ -483,17 +483,17 @@ static assay_status term_of(assay_context *ctx, graph_run *r, const graph_step *
 {
     const int tensor = step->in[i];
     const int64_t size = graph_size(r->graph, tensor);
-    const bool in_parts = r->graph->tensors[tensor].in_parts;
+    const bool read_in_slices = r->graph->tensors[tensor].read_in_slices;
     bool again = false;
-    *dx = in_parts ? r->gradient[tensor] : NULL;
+    *dx = read_in_slices ? r->gradient[tensor] : NULL;
     if (r->gradient_streams[tensor]) return ASSAY_OK;
     if ((!r->leads[tensor] && !(step->kind->makes >> i & 1)) || *dx != NULL) return ASSAY_OK;
     for (int k = 0; k < i; k++) again |= step->in[k] == tensor;
     if (r->terms[tensor] == 0 && !again) *dx = r->gradient_room[tensor];
     if (*dx == NULL) MUST(find_room(ctx, r, "gradient", size, dx));
-    if (in_parts) memset(*dx, 0, (size_t)size * sizeof **dx);
-    if (in_parts) r->gradient[tensor] = *dx;
-    if (in_parts) r->lent_gradient[tensor] = *dx == r->gradient_room[tensor];
+    if (read_in_slices) memset(*dx, 0, (size_t)size * sizeof **dx);
+    if (read_in_slices) r->gradient[tensor] = *dx;
+    if (read_in_slices) r->lent_gradient[tensor] = *dx == r->gradient_room[tensor];
     return ASSAY_OK;
 }
 

@@ -99,12 +99,12 @@ static expansion expansion_of(const graph *g, const graph_step *step)
 /* All heads' keys and values beside each other. */
 static graph_linear_size product_of(const graph_step *step, const expansion *s)
 {
-    const int64_t shards = step->with.product.parts.shards;
+    const int64_t shards = step->with.product.partition.shards;
     return (graph_linear_size){.m = s->tokens,
                                .n = s->heads * (s->nope + s->value),
                                .k = s->rank,
                                .branches = 1,
-                               .parts = {.slices = 1, .chunks = 1, .shards = shards > 1 ? shards : 1}};
+                               .partition = {.slices = 1, .chunks = 1, .shards = shards > 1 ? shards : 1}};
 }
 
 /* `columns` of every head from its column `first`, into rows of `width`: a product for each head, straight to its place, so

@@ -1,5 +1,5 @@
 /* y = x w + bias, by a recipe if there is one: x [..., k], w [k..., n...]; or two such layers of one x, each with a y of its
- * own; in the parts that graph_parts tells of, and with weights of rows on x. */
+ * own; in the parts that graph_partition tells of, and with weights of rows on x. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,23 +25,23 @@ static int64_t at_least_one(int64_t parts)
 
 static graph_linear_size size_of(const graph *g, const graph_step *step)
 {
-    const graph_parts *parts = &step->with.product.parts;
-    const int64_t groups = step->in[GROUP_SIZES] == 0 ? parts->groups : graph_in_size(g, step, GROUP_SIZES);
+    const graph_partition *partition = &step->with.product.partition;
+    const int64_t groups = step->in[GROUP_SIZES] == 0 ? partition->groups : graph_in_size(g, step, GROUP_SIZES);
     const assay_tensor_row *w = &g->tensors[step->in[W]].row;
     graph_linear_size size = {.k = 1,
                               .branches = step->with.product.branches,
-                              .made = g->tensors[step->in[W]].step >= 0,
-                              .parts = {.groups = groups,
-                                        .slices = at_least_one(parts->slices),
-                                        .chunks = at_least_one(parts->chunks),
-                                        .shards = at_least_one(parts->shards)}};
+                              .computed = g->tensors[step->in[W]].step >= 0,
+                              .partition = {.groups = groups,
+                                            .slices = at_least_one(partition->slices),
+                                            .chunks = at_least_one(partition->chunks),
+                                            .shards = at_least_one(partition->shards)}};
     for (int i = w->below; i < w->below + w->inputs; i++) size.k *= w->shape.dims[i];
     if (step->in[GROUP_SIZES] != 0) size.k = graph_in_size(g, step, X) / g->tensors[step->in[X]].row.shape.dims[0];
     size.m = graph_in_size(g, step, X) / size.k;
     size.n = graph_in_size(g, step, W) / size.k / at_least_one(groups);
     const assay_quant_recipe *recipe = step->with.product.recipe.recipe;
-    size.parts.apart = parts->apart && recipe != NULL && !recipe->joins_parts &&
-                       size.parts.slices * size.parts.chunks * size.parts.shards > 1;
+    size.partition.apart = partition->apart && recipe != NULL && !recipe->joins_slices &&
+                           size.partition.slices * size.partition.chunks * size.partition.shards > 1;
     return size;
 }
 
@@ -56,12 +56,12 @@ static graph_linear_size size_of_call(const graph_call *c)
 
 static int64_t groups_of(const graph_linear_size *size)
 {
-    return at_least_one(size->parts.groups);
+    return at_least_one(size->partition.groups);
 }
 
 static int64_t rows_of(const graph_linear_size *size, int64_t group)
 {
-    return size->parts.groups == 0 ? size->m : size->group_sizes[group];
+    return size->partition.groups == 0 ? size->m : size->group_sizes[group];
 }
 
 /* What the step is given; a run's own are right. */
@@ -71,7 +71,7 @@ static assay_status check_groups(assay_context *ctx, const graph_call *c, const 
     const char *name = c->graph->tensors[c->step->in[GROUP_SIZES]].row.name;
     int64_t sum = 0;
     if (c->step->in[GROUP_SIZES] == 0) return ASSAY_OK;
-    for (int64_t i = 0; i < size->parts.groups; i++) {
+    for (int64_t i = 0; i < size->partition.groups; i++) {
         sum += rows[i];
         if (rows[i] < 0)
             return assay_fail(ctx, ASSAY_BAD_INPUT, "%s[%" PRId64 "] is %d, expected 0 or more", name, i, rows[i]);
@@ -85,7 +85,7 @@ static assay_status check_groups(assay_context *ctx, const graph_call *c, const 
 static assay_status product_of_rows(assay_context *ctx, assay_matmul_args args, const graph_linear_size *size)
 {
     int64_t beyond = size->m;
-    args.kind = size->made ? ASSAY_PRODUCT_OTHER : ASSAY_PRODUCT_LINEAR;
+    args.kind = size->computed ? ASSAY_PRODUCT_OTHER : ASSAY_PRODUCT_LINEAR;
     for (int64_t group = 0; group < groups_of(size); group++) {
         args.m = rows_of(size, group);
         MUST(assay_matmul(ctx, &args));
@@ -105,7 +105,7 @@ static assay_status weight_gradient(assay_context *ctx, const graph *g, double *
     const int64_t owners = graph_owners(g), count = size->k * size->n;
     assay_matmul_args args = assay_product_atb(dw, o->dw_x, o->dw_dy, size->k, size->n, 0);
     OWNED double *term = NULL;
-    args.kind = size->made ? ASSAY_PRODUCT_OTHER : ASSAY_PRODUCT_LINEAR_GRADIENT;
+    args.kind = size->computed ? ASSAY_PRODUCT_OTHER : ASSAY_PRODUCT_LINEAR_GRADIENT;
     if (dw != NULL && owners > 1) MUST(assay_alloc_f64(ctx, "weight gradient of an owner", count, &term));
     for (int64_t i = 0; dw != NULL && i < groups_of(size) * owners; i++) {
         double *sum = dw + i / owners * count;
@@ -144,13 +144,13 @@ static assay_status operands_of(assay_context *ctx, assay_quant_recipe_operands 
 {
     const assay_gmm_dims dims = {.m = size->m, .k = size->k, .n = size->n, .groups = groups_of(size)};
     const int32_t all = (int32_t)size->m;
-    const assay_quant_recipe_given given = {.x = x,
-                                            .w = c->x[w_places[number]],
-                                            .dy = dy,
-                                            .x_spread = c->spread,
-                                            .dy_spread = c->gradient_spread[number],
-                                            .group_sizes = size->parts.groups == 0 ? &all : size->group_sizes};
-    return assay_quant_recipe_quantise(ctx, o, &given, &dims, &c->step->with.product.recipe);
+    const assay_quant_recipe_inputs in = {.x = x,
+                                          .w = c->x[w_places[number]],
+                                          .dy = dy,
+                                          .x_deviation = c->deviation,
+                                          .dy_deviation = c->gradient_deviation[number],
+                                          .group_sizes = size->partition.groups == 0 ? &all : size->group_sizes};
+    return assay_quant_recipe_quantise(ctx, o, &in, &dims, &c->step->with.product.recipe);
 }
 
 assay_status graph_linear_operands(assay_context *ctx, assay_quant_recipe_operands *o, const graph_call *c,
@@ -173,7 +173,7 @@ static assay_status weigh(assay_context *ctx, const graph_call *c, const double 
 static assay_status product(assay_context *ctx, double *y, const assay_quant_recipe_operands *o,
                             const graph_linear_size *size)
 {
-    const int64_t chunks = size->parts.chunks, slices = size->parts.slices, count = size->m * size->n;
+    const int64_t chunks = size->partition.chunks, slices = size->partition.slices, count = size->m * size->n;
     const int64_t width = size->k / slices / chunks;
     OWNED double *part = NULL;
     if (slices > 1) MUST(assay_alloc_f64(ctx, "product of a slice", count, &part));
@@ -220,12 +220,12 @@ static assay_status multiply(assay_context *ctx, const graph_call *c, double *y,
 /* --- parts with scales of their own --- */
 
 /* A slice or chunk of x's columns with a shard of w's, as a layer. */
-typedef struct linear_part {
+typedef struct linear_slice {
     graph_call c;
     graph_linear_size size;
     int64_t column, shard; /* which of each */
-    double *x, *w, *x_spread, *y, *dy, *dy_spread, *dx, *dw, *sum;
-} linear_part;
+    double *x, *w, *x_deviation, *y, *dy, *dy_deviation, *dx, *dw, *sum;
+} linear_slice;
 
 /* The columns that one of `parts` has of each branch of a matrix [rows,columns], beside each other. */
 static void copy_columns(double *own, double *whole, int64_t rows, int64_t columns, int branches, int64_t parts,
@@ -238,16 +238,16 @@ static void copy_columns(double *own, double *whole, int64_t rows, int64_t colum
     }
 }
 
-static void copy_weights(const linear_part *p, const graph_linear_size *size, double *own, double *whole, bool back)
+static void copy_weights(const linear_slice *p, const graph_linear_size *size, double *own, double *whole, bool back)
 {
     for (int64_t group = 0; group < groups_of(size); group++)
         copy_columns(own + group * p->size.k * p->size.n, whole + (group * size->k + p->column * p->size.k) * size->n,
-                     p->size.k, size->n, size->branches, size->parts.shards, p->shard, back);
+                     p->size.k, size->n, size->branches, size->partition.shards, p->shard, back);
 }
 
 static int64_t parts_of_sum(const graph_linear_size *size)
 {
-    return size->parts.slices * size->parts.chunks;
+    return size->partition.slices * size->partition.chunks;
 }
 
 /* *own: the part's columns of a matrix, allocated; NULL: there is none. */
@@ -260,10 +260,10 @@ static assay_status slice_columns(assay_context *ctx, const double *whole, int64
     return ASSAY_OK;
 }
 
-static assay_status slice_part(assay_context *ctx, linear_part *p, const graph_call *c, const double *x,
-                               const double *dy, const graph_linear_size *size, int64_t number)
+static assay_status cut_slice(assay_context *ctx, linear_slice *p, const graph_call *c, const double *x,
+                              const double *dy, const graph_linear_size *size, int64_t number)
 {
-    const int64_t sums = parts_of_sum(size), shards = size->parts.shards;
+    const int64_t sums = parts_of_sum(size), shards = size->partition.shards;
     p->column = number / shards;
     p->shard = number % shards;
     p->size = (graph_linear_size){.m = size->m,
@@ -271,30 +271,31 @@ static assay_status slice_part(assay_context *ctx, linear_part *p, const graph_c
                                   .k = size->k / sums,
                                   .branches = size->branches,
                                   .group_sizes = size->group_sizes,
-                                  .parts = {size->parts.groups, .slices = 1, .chunks = 1, .shards = 1}};
+                                  .partition = {size->partition.groups, .slices = 1, .chunks = 1, .shards = 1}};
     const int64_t weights = groups_of(size) * p->size.k * p->size.n;
     if (p->w == NULL) MUST(assay_alloc_f64(ctx, "weights of a part", weights, &p->w));
     copy_weights(p, size, p->w, (double *)c->x[W], false);
     MUST(slice_columns(ctx, x, size->m, size->k, 1, sums, p->column, &p->x));
-    MUST(slice_columns(ctx, c->spread, size->m, size->k, 1, sums, p->column, &p->x_spread));
+    MUST(slice_columns(ctx, c->deviation, size->m, size->k, 1, sums, p->column, &p->x_deviation));
     MUST(slice_columns(ctx, dy, size->m, size->n, size->branches, shards, p->shard, &p->dy));
-    MUST(slice_columns(ctx, c->gradient_spread[0], size->m, size->n, size->branches, shards, p->shard, &p->dy_spread));
+    MUST(slice_columns(ctx, c->gradient_deviation[0], size->m, size->n, size->branches, shards, p->shard,
+                       &p->dy_deviation));
     p->c = *c;
     p->c.x[X] = p->x;
     p->c.x[W] = p->w;
-    p->c.spread = p->x_spread;
-    p->c.gradient_spread[0] = p->dy_spread;
+    p->c.deviation = p->x_deviation;
+    p->c.gradient_deviation[0] = p->dy_deviation;
     return ASSAY_OK;
 }
 
-static void free_part(linear_part *p)
+static void free_slice(linear_slice *p)
 {
-    double *const all[] = {p->x, p->w, p->x_spread, p->y, p->dy, p->dy_spread, p->dx, p->dw, p->sum};
+    double *const all[] = {p->x, p->w, p->x_deviation, p->y, p->dy, p->dy_deviation, p->dx, p->dw, p->sum};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
 /* The part's term of a matrix: its columns are that of the first part, and then a sum. */
-static void join_columns(const assay_context *ctx, linear_part *p, double *whole, double *term, int64_t columns,
+static void join_columns(const assay_context *ctx, linear_slice *p, double *whole, double *term, int64_t columns,
                          int branches, int64_t parts, int64_t number, bool first)
 {
     const int64_t rows = p->size.m;
@@ -308,12 +309,12 @@ static void join_columns(const assay_context *ctx, linear_part *p, double *whole
 static assay_status multiply_apart(assay_context *ctx, const graph_call *c, double *y, const double *x,
                                    const graph_linear_size *size)
 {
-    const int64_t shards = size->parts.shards, own = size->m * size->n / shards;
-    OWNED_BY(free_part) linear_part p = {0};
+    const int64_t shards = size->partition.shards, own = size->m * size->n / shards;
+    OWNED_BY(free_slice) linear_slice p = {0};
     MUST(assay_alloc_f64(ctx, "product of a part", own, &p.y));
     MUST(assay_alloc_f64(ctx, "sum of products", own, &p.sum));
     for (int64_t i = 0; i < parts_of_sum(size) * shards; i++) {
-        MUST(slice_part(ctx, &p, c, x, NULL, size, i));
+        MUST(cut_slice(ctx, &p, c, x, NULL, size, i));
         MUST(multiply(ctx, &p.c, p.y, p.x, 0, &p.size));
         join_columns(ctx, &p, y, p.y, size->n, size->branches, shards, p.shard, p.column == 0);
     }
@@ -323,15 +324,15 @@ static assay_status multiply_apart(assay_context *ctx, const graph_call *c, doub
 static assay_status backward_apart(assay_context *ctx, const graph_call *c, const double *dy,
                                    const graph_linear_size *size)
 {
-    const int64_t sums = parts_of_sum(size), shards = size->parts.shards, own = size->m * size->k / sums;
-    OWNED_BY(free_part) linear_part p = {0};
+    const int64_t sums = parts_of_sum(size), shards = size->partition.shards, own = size->m * size->k / sums;
+    OWNED_BY(free_slice) linear_slice p = {0};
     if (c->dx[X] != NULL) MUST(assay_alloc_f64(ctx, "gradient of a part", own, &p.dx));
     if (c->dx[X] != NULL) MUST(assay_alloc_f64(ctx, "sum of gradients", own, &p.sum));
     if (c->dx[W] != NULL)
         MUST(assay_alloc_f64(ctx, "weight gradient of a part", groups_of(size) * size->k * size->n / sums / shards,
                              &p.dw));
     for (int64_t i = 0; i < sums * shards; i++) {
-        MUST(slice_part(ctx, &p, c, c->x[X], dy, size, i));
+        MUST(cut_slice(ctx, &p, c, c->x[X], dy, size, i));
         p.c.dx[X] = p.dx;
         p.c.dx[W] = p.dw;
         MUST(graph_linear_backward(ctx, &p.c, p.dy, &p.size));
@@ -397,8 +398,8 @@ static assay_status forward(assay_context *ctx, const graph_call *c)
     const double *x = weighed != NULL ? weighed : c->x[X];
     for (int i = 0; i < (is_two(c->step) ? 2 : 1); i++) {
         if (c->made[i]) continue;
-        if (size.parts.apart) MUST(multiply_apart(ctx, c, c->y[i], x, &size));
-        if (!size.parts.apart) MUST(multiply(ctx, c, c->y[i], x, i, &size));
+        if (size.partition.apart) MUST(multiply_apart(ctx, c, c->y[i], x, &size));
+        if (!size.partition.apart) MUST(multiply(ctx, c, c->y[i], x, i, &size));
         for (int branch = 0; branch < size.branches; branch++)
             add_bias(ctx, c, c->y[i] + branch * width, c->x[BIAS + i + branch], width, &size);
     }
@@ -426,7 +427,7 @@ static int attached(columns *branches, int count, unsigned detached)
 static assay_status input_gradient(assay_context *ctx, const graph *g, double *dx, const columns *branches, int count,
                                    int64_t width, bool rounds, const graph_linear_size *size)
 {
-    const int64_t shards = size->parts.shards, own = width / shards, numbers = size->m * size->k;
+    const int64_t shards = size->partition.shards, own = width / shards, numbers = size->m * size->k;
     OWNED double *shard_sum = NULL, *part = NULL;
     if (count == 0) memset(dx, 0, (size_t)numbers * sizeof *dx);
     if (shards > 1) MUST(assay_alloc_f64(ctx, "gradient of a shard", numbers, &shard_sum));
@@ -454,12 +455,12 @@ assay_status graph_linear_backward(assay_context *ctx, const graph_call *c, cons
     const int64_t width = size->n / size->branches;
     OWNED_BY(assay_quant_recipe_operands_free) assay_quant_recipe_operands o = {0};
     if (c->dx[X] == NULL && c->dx[W] == NULL) return ASSAY_OK;
-    if (size->parts.apart) return backward_apart(ctx, c, dy, size);
+    if (size->partition.apart) return backward_apart(ctx, c, dy, size);
     MUST(graph_linear_operands(ctx, &o, c, dy, size));
     columns branches[] = {{o.dx_dy, o.dx_w}, {o.dx_dy + width, o.dx_w + width}};
     const int count = attached(branches, size->branches, c->step->with.product.detached);
     MUST(weight_gradient(ctx, c->graph, c->dx[W], &o, size));
-    if (c->dx[W] != NULL && size->made) graph_round_gradient(ctx, c, W);
+    if (c->dx[W] != NULL && size->computed) graph_round_gradient(ctx, c, W);
     if (c->dx[X] != NULL)
         MUST(input_gradient(ctx, c->graph, c->dx[X], branches, count, width, graph_rounds_gradient(c, X), size));
     return ASSAY_OK;
@@ -481,10 +482,10 @@ static assay_status joined_input_gradient(assay_context *ctx, const graph_call *
     graph_step step = *c->step;
     graph_call one = *c;
     graph_linear_size both = *size;
-    OWNED double *kernel = NULL, *dy = NULL, *spread = NULL;
+    OWNED double *kernel = NULL, *dy = NULL, *deviation = NULL;
     MUST(join(ctx, w, groups_of(size) * size->k, size->n, &kernel));
     MUST(join(ctx, gradients, size->m, size->n, &dy));
-    MUST(join(ctx, c->gradient_spread, size->m, size->n, &spread));
+    MUST(join(ctx, c->gradient_deviation, size->m, size->n, &deviation));
     for (int64_t i = 0; i < 2 * size->m; i++)
         if (step.with.product.detached >> i % 2 & 1) memset(dy + i * size->n, 0, (size_t)size->n * sizeof *dy);
     step.with.product.detached = 0;
@@ -492,7 +493,7 @@ static assay_status joined_input_gradient(assay_context *ctx, const graph_call *
     one.step = &step;
     one.x[W] = kernel;
     one.dx[W] = NULL;
-    one.gradient_spread[0] = spread;
+    one.gradient_deviation[0] = deviation;
     return graph_linear_backward(ctx, &one, dy, &both);
 }
 
@@ -506,7 +507,7 @@ static assay_status two_backward(assay_context *ctx, const graph_call *c, const 
         one.x[W] = c->x[w_places[i]];
         one.dx[X] = NULL;
         one.dx[W] = c->dx[w_places[i]];
-        one.gradient_spread[0] = c->gradient_spread[i];
+        one.gradient_deviation[0] = c->gradient_deviation[i];
         MUST(graph_show_gradient(ctx, c, i, c->dy[i]));
         MUST(graph_linear_backward(ctx, &one, c->dy[i], size));
         MUST(bias_gradient(ctx, c->graph, c->dx[BIAS + i], c->dy[i], size->n, size));

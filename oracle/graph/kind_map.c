@@ -11,7 +11,7 @@
 #include "oracle/graph/graph_kind.h"
 #include "oracle/graph/graph_map.h"
 #include "oracle/ops/activation.h"
-#include "oracle/ops/quantised_spread.h"
+#include "oracle/ops/quantised_deviation.h"
 
 enum { PIECE = 1024 };
 
@@ -115,7 +115,7 @@ static void round_argument(const assay_context *ctx, graph_map f, int64_t count,
 static void cast_many(const assay_context *ctx, assay_dtype type, int64_t count, const double *x, double *y)
 {
     const assay_emulation *e = ctx->emulation;
-    const double reach = e != NULL && !e->nearest ? ASSAY_SPREAD_REACH : 0;
+    const double reach = e != NULL && !e->nearest ? ASSAY_DEVIATION_REACH : 0;
     const bool moves =
         reach > 0 && 2 * reach * assay_dtype_unit_roundoff(e->storage) <= assay_dtype_unit_roundoff(type);
     memcpy(y, x, (size_t)count * sizeof *y);

@@ -68,7 +68,7 @@ const graph_kind graph_kind_glu = {
 
 static assay_status quantise_forward(assay_context *ctx, const graph_call *c)
 {
-    return assay_requantise(ctx, c->y[0], c->y[1], c->x[0], c->spread, &c->step->with.quantise);
+    return assay_requantise(ctx, c->y[0], c->y[1], c->x[0], c->deviation, &c->step->with.quantise);
 }
 
 static assay_status numbers_forward(assay_context *ctx, const graph_call *c)

@@ -57,13 +57,13 @@ const graph_kind graph_kind_detach = {.name = "detach", .forward = order_forward
 /* --- parts along an axis --- */
 
 /* Of a part and the whole: before the axis `outer` indices, and behind each index of it `inner` numbers. */
-typedef struct part {
+typedef struct slice {
     int64_t outer, inner, whole, count, first;
-} part;
+} slice;
 
-static part part_of(const assay_tensor_row *whole, const assay_tensor_row *of, int axis, int64_t first)
+static slice slice_of(const assay_tensor_row *whole, const assay_tensor_row *of, int axis, int64_t first)
 {
-    part p = {.outer = 1, .inner = 1, .whole = whole->shape.dims[axis], .count = of->shape.dims[axis], .first = first};
+    slice p = {.outer = 1, .inner = 1, .whole = whole->shape.dims[axis], .count = of->shape.dims[axis], .first = first};
     for (int i = 0; i < whole->shape.rank; i++) {
         if (i < axis) p.outer *= whole->shape.dims[i];
         if (i > axis) p.inner *= whole->shape.dims[i];
@@ -71,7 +71,7 @@ static part part_of(const assay_tensor_row *whole, const assay_tensor_row *of, i
     return p;
 }
 
-static void move(const assay_context *ctx, const part *p, double *whole, double *of, bool take)
+static void move(const assay_context *ctx, const slice *p, double *whole, double *of, bool take)
 {
     const size_t size = (size_t)(p->count * p->inner) * sizeof(double);
 #pragma omp parallel for num_threads(ctx->threads)
@@ -88,15 +88,15 @@ static int axis_at(const assay_tensor_row *row, const graph_call *c)
 
 static assay_status slice_forward(assay_context *ctx, const graph_call *c)
 {
-    const part p = part_of(row_in(c, 0), row_out(c), axis_at(row_in(c, 0), c), c->step->with.general.first);
+    const slice p = slice_of(row_in(c, 0), row_out(c), axis_at(row_in(c, 0), c), c->step->with.general.first);
     move(ctx, &p, (double *)c->x[0], c->y[0], true);
     return ASSAY_OK;
 }
 
 static assay_status slice_backward(assay_context *ctx, const graph_call *c)
 {
-    const part p = part_of(row_in(c, 0), row_out(c), axis_at(row_in(c, 0), c), c->step->with.general.first);
-    if (!c->graph->tensors[c->step->in[0]].in_parts)
+    const slice p = slice_of(row_in(c, 0), row_out(c), axis_at(row_in(c, 0), c), c->step->with.general.first);
+    if (!c->graph->tensors[c->step->in[0]].read_in_slices)
         memset(c->dx[0], 0, (size_t)graph_in_size(c->graph, c->step, 0) * sizeof(double));
     move(ctx, &p, c->dx[0], (double *)c->dy[0], false);
     return ASSAY_OK;
@@ -104,28 +104,28 @@ static assay_status slice_backward(assay_context *ctx, const graph_call *c)
 
 const graph_kind graph_kind_slice = {.name = "slice", .forward = slice_forward, .backward = slice_backward};
 
-static void move_parts(const assay_context *ctx, const graph_call *c, double *whole, double *const *parts, bool take)
+static void move_slices(const assay_context *ctx, const graph_call *c, double *whole, double *const *slices, bool take)
 {
     const int axis = axis_at(row_out(c), c);
     int64_t first = 0;
     for (int i = 0; i < GRAPH_IN && c->step->in[i] != 0; i++) {
-        const part p = part_of(row_out(c), row_in(c, i), axis, first);
-        if (parts[i] != NULL) move(ctx, &p, whole, parts[i], take);
+        const slice p = slice_of(row_out(c), row_in(c, i), axis, first);
+        if (slices[i] != NULL) move(ctx, &p, whole, slices[i], take);
         first += p.count;
     }
 }
 
 static assay_status concatenate_forward(assay_context *ctx, const graph_call *c)
 {
-    double *parts[GRAPH_IN];
-    for (int i = 0; i < GRAPH_IN; i++) parts[i] = (double *)c->x[i];
-    move_parts(ctx, c, c->y[0], parts, false);
+    double *slices[GRAPH_IN];
+    for (int i = 0; i < GRAPH_IN; i++) slices[i] = (double *)c->x[i];
+    move_slices(ctx, c, c->y[0], slices, false);
     return ASSAY_OK;
 }
 
 static assay_status concatenate_backward(assay_context *ctx, const graph_call *c)
 {
-    move_parts(ctx, c, (double *)c->dy[0], c->dx, true);
+    move_slices(ctx, c, (double *)c->dy[0], c->dx, true);
     return ASSAY_OK;
 }
 

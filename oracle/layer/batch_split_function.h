@@ -93,7 +93,7 @@ assay_status assay_function_check(assay_context *ctx, const assay_function_confi
 /* Inputs, then weights, then outputs. */
 void assay_function_tensors_of(const assay_function_config *config, assay_function_tensors *tensors);
 /* checkpoints/: what it, or the function that it is the gradient of, computes and then quantises by the recipe, and what
- * backward does so beside that. A run may read "spread/checkpoints/NAME" of each (oracle/ops/quantised_spread.h). */
+ * backward does so beside that. A run may read "spread/checkpoints/NAME" of each (oracle/ops/quantised_deviation.h). */
 void assay_function_intermediates_of(const assay_function_config *config, assay_function_tensors *made);
 /* What a second form takes from the table: names and shapes, and which tensors of the layer they are. */
 typedef struct assay_function_view {

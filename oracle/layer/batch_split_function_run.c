@@ -108,7 +108,7 @@ static double *piece_of(bs_call *c, const assay_function_tensor *t, int64_t numb
 }
 
 /* A weight as every shard of its experts has it. */
-static void spread_weight(bs_call *c, const assay_function_tensor *t, const double *whole)
+static void scatter_weight(bs_call *c, const assay_function_tensor *t, const double *whole)
 {
     const int64_t local = bs_weight_count(&c->run, t->weight, true), parts = assay_shape_count(&t->shape) / local;
     for (int64_t shard = 0; shard < c->run.sizes.shards; shard++) {
@@ -157,7 +157,7 @@ static assay_status read_tensor(assay_context *ctx, bs_call *c, const assay_func
     if (is_weight(t)) {
         MUST(assay_alloc_f64(ctx, path, count, &whole));
         MUST(in->read(ctx, in->self, path, 0, count, whole));
-        spread_weight(c, t, whole);
+        scatter_weight(c, t, whole);
         return ASSAY_OK;
     }
     for (int64_t i = 0; (to = piece_of(c, t, i, &width)) != NULL; i++) {

@@ -103,7 +103,7 @@ assay_status bs_write_tensor(assay_context *ctx, const bs_run *run, int64_t laye
 assay_status bs_read_tensor(assay_context *ctx, const bs_run *run, const char *path, bs_microbatch *b,
                             bs_tensor tensor);
 
-/* Where numbers go that a function of the module computes and then quantises by a recipe (oracle/ops/quantised_spread.h): they are
+/* Where numbers go that a function of the module computes and then quantises by a recipe (oracle/ops/quantised_deviation.h): they are
  * checkpoints, and an emulated run is given one standard deviation of each. */
 typedef struct bs_intermediates {
     const assay_source *in; /* perhaps with "spread/checkpoints/NAME" */
@@ -126,17 +126,17 @@ typedef struct bs_layer {
 /* Of a layer, tensors of the whole batch in parts: shard s of microbatch m makes part m M + s, parts come in this order, and lie in
  * rows that alternate between the microbatches. Row i of n in a part is row ((s n + i) f + m) of the tensor; n is rows of the
  * batch, or 1 where the tensor has an axis of microbatches. It stays where it is. */
-enum { BS_MOST_PARTED = 24 };
-typedef struct bs_parted {
+enum { BS_MOST_GATHERED = 24 };
+typedef struct bs_gathered {
     char path[ASSAY_PATH_SIZE];
     double *values; /* of the whole batch; NULL: written */
     int64_t parts;  /* that have come */
-} bs_parted;
+} bs_gathered;
 typedef struct bs_shown {
     const bs_run *run;
     bs_intermediates made;
     char prefix[ASSAY_LAYER_PREFIX_SIZE];
-    bs_parted tensors[BS_MOST_PARTED];
+    bs_gathered tensors[BS_MOST_GATHERED];
     int count;
     assay_source source; /* of parts */
     assay_sink sink;
@@ -178,7 +178,7 @@ assay_status bs_batch_split_schedule_bwd(assay_context *ctx, bs_run *run, int64_
 /* Residuals to the store, those that are offloaded to its file unless `offload` is false; and back. The rolled ids of the last
  * microbatch stay with the caller. */
 assay_status bs_keep(assay_context *ctx, const bs_run *run, int64_t layer, bool offload, bs_microbatch *b);
-assay_status bs_take(assay_context *ctx, const bs_run *run, int64_t layer, bs_microbatch *b);
+assay_status bs_restore(assay_context *ctx, const bs_run *run, int64_t layer, bs_microbatch *b);
 /* What that costs, and what backward computes again of the attention half. */
 assay_remat_report bs_layer_model(const bs_run *run, bool offload);
 

@@ -218,7 +218,7 @@ static assay_status layer_backward_split(assay_context *ctx, assay_batch_split *
     assay_status status;
     bs_microbatch b[ASSAY_MOST_MICROBATCHES] = {0}, d[ASSAY_MOST_MICROBATCHES] = {0};
     bs_run *run = &split->run;
-    TRY(bs_take(ctx, run, split->first + layer, b));
+    TRY(bs_restore(ctx, run, split->first + layer, b));
     for (int64_t m = 0; m < run->factor; m++) {
         bs_lend(&d[m], MB_OUTPUTS, split->xs[m]);
         bs_lend(&d[m], MB_LAYER_INPUTS, split->xs[m]);

@@ -144,11 +144,11 @@ assay_status bs_keep(assay_context *ctx, const bs_run *run, int64_t layer, bool 
     return ASSAY_OK;
 }
 
-assay_status bs_take(assay_context *ctx, const bs_run *run, int64_t layer, bs_microbatch *b)
+assay_status bs_restore(assay_context *ctx, const bs_run *run, int64_t layer, bs_microbatch *b)
 {
     for (int i = 0; i < RESIDUALS; i++) {
         for (int64_t m = 0; m < run->factor; m++) {
-            MUST(assay_remat_take(ctx, run->stack->store, layer * run->factor + m, residuals[i].slot,
+            MUST(assay_remat_load(ctx, run->stack->store, layer * run->factor + m, residuals[i].slot,
                                   &b[m].values[residuals[i].tensor]));
         }
     }

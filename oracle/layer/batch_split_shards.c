@@ -89,7 +89,7 @@ assay_status bs_show_run(assay_context *ctx, graph_run *r, const bs_layer *at, c
     r->out = at->made->out;
     r->prefix = at->made->prefix;
     r->number = b->number * at->run->sizes.shards + shard;
-    return graph_read_spreads(ctx, r);
+    return graph_read_deviations(ctx, r);
 }
 
 /* --- what is computed of a microbatch --- */

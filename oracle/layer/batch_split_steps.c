@@ -96,9 +96,9 @@ static void shared_steps(bs_steps *s, const bs_run *run, const assay_quant_recip
 
 static int grouped(graph *g, const bs_run *run, const char *axes, int x, int w, const assay_quant_recipe_config *recipe)
 {
-    const graph_parts parts = {.groups = run->sizes.local_experts};
+    const graph_partition partition = {.groups = run->sizes.local_experts};
     const int y = graph_linear(g, axes, x, w, 0, recipe);
-    graph_in_parts(g, y, &parts);
+    graph_partition_product(g, y, &partition);
     return y;
 }
 
@@ -115,11 +115,11 @@ static void gating_steps(bs_steps *s, const bs_run *run, int x, const int w[2], 
                          int gating[2])
 {
     static const char *const gradients[] = {"layer_w0_gradient", "layer_w1_gradient"};
-    const graph_parts parts = {.groups = run->sizes.local_experts};
+    const graph_partition partition = {.groups = run->sizes.local_experts};
     graph *g = &s->graph;
     if (run->stack->config->merge_gating_gmm) {
         graph_linear_two(g, "rH", x, w, (int[]){0, 0}, recipe, gating);
-        graph_in_parts(g, gating[0], &parts);
+        graph_partition_product(g, gating[0], &partition);
         graph_join_gradient(g, gating[0]);
     } else {
         for (int i = 0; i < 2; i++) gating[i] = grouped(g, run, "rH", x, w[i], recipe);
@@ -177,7 +177,7 @@ static double *part_of(const bs_run *run, const bs_microbatch *b, bs_tensor tens
     return b->values[tensor] + shard * (bs_count(run, tensor) / run->sizes.shards);
 }
 
-static double *weight_part(const bs_steps *s, const bs_weights *w, int place, int64_t shard)
+static double *own_weight(const bs_steps *s, const bs_weights *w, int place, int64_t shard)
 {
     double *values = w->values[s->first + place];
     return values == NULL ? NULL : values + shard * graph_size(&s->graph, s->graph.weights[place]);
@@ -191,7 +191,7 @@ static assay_status open_run(assay_context *ctx, graph_run *r, const bs_layer *a
     const int32_t *sizes = b->indices[MB_OWN_COUNTS];
     MUST(graph_open(ctx, r, &s->graph));
     r->group_sizes = sizes == NULL ? NULL : sizes + shard * run->sizes.local_experts;
-    for (int i = 0; i < s->graph.weight_count; i++) graph_lend(r, s->graph.weights[i], weight_part(s, at->w, i, shard));
+    for (int i = 0; i < s->graph.weight_count; i++) graph_lend(r, s->graph.weights[i], own_weight(s, at->w, i, shard));
     for (int t = 0; t < MB_TENSORS; t++) {
         if (s->of[t] == 0 || b->values[t] == NULL) continue;
         double *part = part_of(run, b, (bs_tensor)t, shard);
@@ -262,7 +262,7 @@ static assay_status back(assay_context *ctx, const bs_layer *at, bs_steps_kind k
         if (is_listed(made, (bs_tensor)t)) graph_want_gradient(r, s->of[t], part);
         if (!is_listed(made, (bs_tensor)t)) graph_lend_gradient(r, s->of[t], part);
     }
-    for (int i = 0; i < g->weight_count; i++) graph_want_gradient(r, g->weights[i], weight_part(s, at->g, i, shard));
+    for (int i = 0; i < g->weight_count; i++) graph_want_gradient(r, g->weights[i], own_weight(s, at->g, i, shard));
     if (at->made != NULL && !at->made->after_forward && r->gradient[g->result] != NULL)
         MUST(graph_show(ctx, r, s->shown));
     return graph_backward(ctx, r);

@@ -40,7 +40,7 @@ static assay_status open_layer(assay_context *ctx, layer_run *l)
     MUST(assay_weights_alloc(ctx, stack->in, l->prefix, &l->table, l->room));
     MUST(assay_weights_lend(ctx, stack->in, l->prefix, &l->table, 0, l->room, l->weights));
     graph_lend_weights(r, l->weights);
-    return graph_read_spreads(ctx, r);
+    return graph_read_deviations(ctx, r);
 }
 
 /* What the layer is given, or its gradient, is a checkpoint as well; a run stage by stage goes on from another one. */
@@ -88,7 +88,7 @@ assay_status layer_forward(assay_context *ctx, const stack_run *run, int64_t lay
     l.run.self = &l;
     MUST(make_room(ctx, &l));
     MUST(graph_forward(ctx, &l.run));
-    *x = graph_take(&l.run, l.run.graph->result);
+    *x = graph_release_value(&l.run, l.run.graph->result);
     return release(ctx, &l, l.x, &l.run.value[l.x]);
 }
 
@@ -111,7 +111,7 @@ static assay_status refill(assay_context *ctx, layer_run *l)
     for (int slot = 0; slot < ASSAY_REMAT_SLOTS; slot++) {
         const int tensor = layer_tensor(r->graph, slot);
         if (tensor == 0) continue;
-        MUST(assay_remat_take(ctx, store, l->layer, slot, &r->value[tensor]));
+        MUST(assay_remat_load(ctx, store, l->layer, slot, &r->value[tensor]));
         kept[slot] = r->value[tensor] != NULL;
     }
     assay_remat_recomputed(store, layer_recomputed(l->stack->config, r->graph, kept) - gate_left_out(l));

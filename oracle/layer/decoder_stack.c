@@ -80,7 +80,7 @@ static assay_status read_inputs(assay_context *ctx, stack_run *run, double **x)
     MUST(assay_read_needed(ctx, in, "inputs/x", run->size, x));
     MUST(assay_read_needed_i32(ctx, in, "inputs/positions", run->tokens, &run->positions));
     MUST(assay_rope_check_positions(ctx, run->positions, run->tokens, rope));
-    MUST(assay_read_whole_i32(ctx, in, "inputs/segment_ids", run->tokens, &run->segment_ids));
+    MUST(assay_read_all_i32(ctx, in, "inputs/segment_ids", run->tokens, &run->segment_ids));
     if (run->segment_ids == NULL) return ASSAY_OK;
     MUST(assay_attention_check_segments(ctx, run->segment_ids, run->tokens));
     return clear_padding(ctx, run, *x);
@@ -122,7 +122,7 @@ static assay_status backward(assay_context *ctx, const stack_run *run, assay_bat
 {
     const assay_source *in = run->in;
     OWNED double *dy = NULL;
-    MUST(assay_read_whole(ctx, in, "cotangents/y", run->size, &dy));
+    MUST(assay_read_all(ctx, in, "cotangents/y", run->size, &dy));
     if (dy == NULL) MUST(assay_alloc_zeros(ctx, "cotangents/y", run->size, &dy));
     if (split != NULL) MUST(assay_batch_split_backward(ctx, run, split, dy));
     for (int64_t layer = layer_plain_end(run->config) - 1; layer >= run->config->first_layer; layer--)

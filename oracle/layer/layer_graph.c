@@ -37,8 +37,8 @@ static assay_tensor_row row_within(assay_tensor_row row, const char *folder)
 }
 
 /* The attention of a layer; GPT-OSS has its window in every other one. */
-static int attention_steps(graph *g, const assay_stack_config *config, int64_t layer, const assay_attention_givens *in,
-                           const int *w)
+static int attention_steps(graph *g, const assay_stack_config *config, int64_t layer,
+                           const assay_attention_operands *in, const int *w)
 {
     const bool odd = layer % 2 == 1;
     assay_gqa_config gqa = config->gqa;
@@ -67,7 +67,7 @@ void assay_layer_graph(graph *g, const assay_stack_config *config, int64_t layer
     const assay_mlp_graph_config mlp = {.mlp = config->mlp, .batch = sizes.batch, .sequence = sizes.sequence};
     int of_attention[ASSAY_GQA_WEIGHTS], of_mlp[ASSAY_MLP_WEIGHTS];
     graph_begin(g, config, axis_size);
-    assay_attention_givens in = assay_attention_inputs_of(g);
+    assay_attention_operands in = assay_attention_inputs_of(g);
     const int x = in.x, pre_norm = graph_weight(g, layer_norm_row(config, LAYER_PRE_NORM));
     for (int i = 0; i < (latent ? (int)ASSAY_MLA_WEIGHTS : (int)ASSAY_GQA_WEIGHTS); i++) {
         const assay_tensor_row row =

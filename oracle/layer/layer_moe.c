@@ -184,7 +184,7 @@ static assay_status backward(assay_context *ctx, const graph_call *c)
     MUST(run_block(ctx, c));
     graph_round_gradient(ctx, c, 0);
     for (int t = 1; t < c->graph->tensor_count; t++)
-        if (c->graph->tensors[t].role == GRAPH_ASIDE) free(graph_take(c->run, t));
+        if (c->graph->tensors[t].role == GRAPH_ASIDE) free(graph_release_value(c->run, t));
     return ASSAY_OK;
 }
 

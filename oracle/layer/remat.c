@@ -247,7 +247,7 @@ assay_status assay_remat_hold(assay_context *ctx, assay_remat_store *store, int6
     return status;
 }
 
-assay_status assay_remat_take(assay_context *ctx, assay_remat_store *store, int64_t layer, int slot, double **values)
+assay_status assay_remat_load(assay_context *ctx, assay_remat_store *store, int64_t layer, int slot, double **values)
 {
     held *item = &store->items[layer * ASSAY_REMAT_SLOTS + slot];
     assay_status status = ASSAY_OK;

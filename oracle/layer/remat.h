@@ -79,7 +79,7 @@ assay_status assay_remat_put(assay_context *ctx, assay_remat_store *store, int64
 assay_status assay_remat_hold(assay_context *ctx, assay_remat_store *store, int64_t layer, int slot,
                               assay_remat_action action, int64_t count, double **values);
 /* Gives them back, once; NULL where nothing is held: it must be computed again. The caller frees them. */
-assay_status assay_remat_take(assay_context *ctx, assay_remat_store *store, int64_t layer, int slot, double **values);
+assay_status assay_remat_load(assay_context *ctx, assay_remat_store *store, int64_t layer, int slot, double **values);
 /* Something else is kept in memory: so many bytes. */
 void assay_remat_kept(assay_remat_store *store, int64_t bytes);
 /* Backward has computed something again. */

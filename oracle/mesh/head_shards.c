@@ -258,12 +258,12 @@ assay_status assay_head_shards_run(assay_context *ctx, const assay_head_run *m)
 
 void assay_head_shards_by_shard(graph *whole, const assay_mesh *mesh)
 {
-    const graph_parts columns = {.shards = assay_head_shards(mesh)}, sums = {.slices = assay_head_shards(mesh)};
+    const graph_partition columns = {.shards = assay_head_shards(mesh)}, sums = {.slices = assay_head_shards(mesh)};
     for (int i = 0; i < whole->step_count; i++) {
         const graph_step *step = &whole->steps[i];
         const assay_tensor_row *w = &whole->tensors[step->in[1]].row;
         if (w->name == NULL || w->kind != ASSAY_KERNEL || head_axis(w) < 0) continue;
-        graph_in_parts(whole, step->out[0], head_axis(w) < w->inputs ? &sums : &columns);
+        graph_partition_product(whole, step->out[0], head_axis(w) < w->inputs ? &sums : &columns);
     }
     whole->owners = assay_head_batch_shards(mesh);
 }

@@ -186,9 +186,9 @@ struct moe_block {
     double *scaled_dy;       /* [T,D] times late_factor; NULL: dy */
     double *gate, *scaled_x; /* llama4: sigmoid(weight) [T], and x times that */
     moe_router router;
-    double *spread[2];      /* what sites have of logits and given weights, where there are several; */
-    int32_t *spread_ids[2]; /* of input_ids and the given choice */
-    moe_site *site;         /* [sites] */
+    double *of_sites[2];  /* what sites have of logits and given weights, where there are several; */
+    int32_t *site_ids[2]; /* of input_ids and the given choice */
+    moe_site *site;       /* [sites] */
     /* Lists. */
     int64_t routers;            /* sites that route one token */
     int32_t *token_of;          /* [sites,tokens of one]: in the batch */
@@ -226,12 +226,12 @@ assay_status moe_block_run(assay_context *ctx, const assay_moe_config *config, c
 /* Of a batch over the mesh: which token each place of each site is. */
 assay_status moe_list_tokens(assay_context *ctx, moe_block *block);
 /* `bytes` of each token of all sites from those of the whole batch; lent where there is one site: *own is NULL then. */
-assay_status moe_spread(assay_context *ctx, const moe_block *block, const char *what, size_t bytes, const void *whole,
-                        void **own, const void **spread);
+assay_status moe_give_sites(assay_context *ctx, const moe_block *block, const char *what, size_t bytes,
+                            const void *whole, void **own, const void **of_sites);
 /* Its transpose: the sum over sites, ascending, each of which may be stored before; `spread` may be changed, and may be `whole` where
  * there is one site. */
 void moe_collect(const assay_context *ctx, const moe_block *block, int64_t width, assay_rounding rounding,
-                 double *whole, double *spread);
+                 double *whole, double *of_sites);
 /* Once all sites have routed and sorted: copy_of, row_of, local_group_sizes; capacity. */
 assay_status moe_list_rows(assay_context *ctx, moe_block *block);
 /* The first of a site's own groups among those that it sorts: 0 where its own come first. */

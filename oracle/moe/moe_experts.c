@@ -181,11 +181,11 @@ static void unscale_tokens(const assay_context *ctx, const moe_block *block, dou
 static assay_status sum_rows(assay_context *ctx, moe_block *block)
 {
     const int64_t dim = block->emb_dim, count = block->tokens * dim;
-    OWNED double *spread = NULL;
+    OWNED double *unpacked = NULL;
     if (block->sites > 1)
-        MUST(assay_alloc_f64(ctx, "tokens of sites", block->sites * block->permute.tokens * dim, &spread));
+        MUST(assay_alloc_f64(ctx, "tokens of sites", block->sites * block->permute.tokens * dim, &unpacked));
     if (block->need_y && !block->dense) {
-        double *y = spread != NULL ? spread : block->y;
+        double *y = unpacked != NULL ? unpacked : block->y;
         sum_copies(ctx, block, y, block->expert_y, true);
         moe_collect(ctx, block, dim, ASSAY_ROUND_STORAGE, block->y, y);
     }
@@ -194,7 +194,7 @@ static assay_status sum_rows(assay_context *ctx, moe_block *block)
         for (int64_t i = 0; i < count; i++) block->y[i] *= block->config->late_factor;
     }
     if (!block->need_row_dx) return ASSAY_OK;
-    double *dx = spread != NULL ? spread : block->dx;
+    double *dx = unpacked != NULL ? unpacked : block->dx;
     if (!block->dense) sum_copies(ctx, block, dx, block->expert_dx, false);
     if (block->llama4) unscale_tokens(ctx, block, dx);
     moe_collect(ctx, block, dim, ASSAY_ROUND_STORAGE, block->dx, dx);

@@ -50,31 +50,31 @@ assay_status moe_list_tokens(assay_context *ctx, moe_block *block)
     return ASSAY_OK;
 }
 
-assay_status moe_spread(assay_context *ctx, const moe_block *block, const char *what, size_t bytes, const void *whole,
-                        void **own, const void **spread)
+assay_status moe_give_sites(assay_context *ctx, const moe_block *block, const char *what, size_t bytes,
+                            const void *whole, void **own, const void **of_sites)
 {
     const int64_t count = block->sites * block->permute.tokens;
-    *spread = whole;
+    *of_sites = whole;
     if (whole == NULL || block->sites == 1) return ASSAY_OK;
     MUST(assay_alloc(ctx, what, count, bytes, own));
     for (int64_t i = 0; i < count; i++)
         memcpy((char *)*own + (size_t)i * bytes, (const char *)whole + (size_t)block->token_of[i] * bytes, bytes);
-    *spread = *own;
+    *of_sites = *own;
     return ASSAY_OK;
 }
 
 void moe_collect(const assay_context *ctx, const moe_block *block, int64_t width, assay_rounding rounding,
-                 double *whole, double *spread)
+                 double *whole, double *of_sites)
 {
     const int64_t routers = block->routers;
-    if (spread == whole) return;
-    if (routers > 1) assay_round(ctx, rounding, block->sites * block->permute.tokens * width, spread);
+    if (of_sites == whole) return;
+    if (routers > 1) assay_round(ctx, rounding, block->sites * block->permute.tokens * width, of_sites);
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t token = 0; token < block->tokens; token++) {
         const int32_t *place = block->places + token * routers;
         double *sum = whole + token * width;
-        memcpy(sum, spread + place[0] * width, (size_t)width * sizeof *sum);
-        for (int64_t i = 1; i < routers; i++) assay_add_scaled(ctx, width, 1, spread + place[i] * width, sum);
+        memcpy(sum, of_sites + place[0] * width, (size_t)width * sizeof *sum);
+        for (int64_t i = 1; i < routers; i++) assay_add_scaled(ctx, width, 1, of_sites + place[i] * width, sum);
     }
 }
 

@@ -90,7 +90,7 @@ assay_status moe_mlp_forward(assay_context *ctx, moe_mlp *mlp, const moe_rows *r
     set_rows(mlp, rows);
     MUST(lend_rows(ctx, mlp, rows));
     if (!down) graph_lend(&mlp->run, mlp->graph.result, rows->y); /* as if it were there */
-    MUST(graph_read_spreads(ctx, &mlp->run));
+    MUST(graph_read_deviations(ctx, &mlp->run));
     MUST(graph_read_inputs(ctx, &mlp->run));
     return graph_forward(ctx, &mlp->run);
 }

@@ -27,14 +27,14 @@ static assay_status set_inputs(assay_context *ctx, moe_block *block)
     const moe_router *router = &block->router;
     const int64_t experts = block->experts, chosen = block->chosen, tokens = block->permute.tokens;
     const void *logits, *weights, *ids, *choice;
-    MUST(moe_spread(ctx, block, "logits of sites", (size_t)experts * sizeof(double), router->logits,
-                    (void **)&block->spread[0], &logits));
-    MUST(moe_spread(ctx, block, "routing_weights of sites", (size_t)chosen * sizeof(double), router->given_weights,
-                    (void **)&block->spread[1], &weights));
-    MUST(moe_spread(ctx, block, "input_ids of sites", sizeof(int32_t), router->input_ids,
-                    (void **)&block->spread_ids[0], &ids));
-    MUST(moe_spread(ctx, block, "selected_experts of sites", (size_t)chosen * sizeof(int32_t), router->given_experts,
-                    (void **)&block->spread_ids[1], &choice));
+    MUST(moe_give_sites(ctx, block, "logits of sites", (size_t)experts * sizeof(double), router->logits,
+                        (void **)&block->of_sites[0], &logits));
+    MUST(moe_give_sites(ctx, block, "routing_weights of sites", (size_t)chosen * sizeof(double), router->given_weights,
+                        (void **)&block->of_sites[1], &weights));
+    MUST(moe_give_sites(ctx, block, "input_ids of sites", sizeof(int32_t), router->input_ids,
+                        (void **)&block->site_ids[0], &ids));
+    MUST(moe_give_sites(ctx, block, "selected_experts of sites", (size_t)chosen * sizeof(int32_t),
+                        router->given_experts, (void **)&block->site_ids[1], &choice));
     for (int64_t site = 0; site < block->sites; site++) {
         const int64_t first = site * tokens;
         block->site[site].inputs = (assay_routing_inputs){.logits = at(logits, first * experts),
@@ -205,10 +205,10 @@ assay_status moe_route(assay_context *ctx, moe_block *block)
 void moe_route_free(moe_block *block)
 {
     for (int64_t i = 0; block->site != NULL && i < block->sites; i++) assay_routing_free(&block->site[i].routing);
-    void *const memory[] = {block->spread[0],
-                            block->spread[1],
-                            block->spread_ids[0],
-                            block->spread_ids[1],
+    void *const memory[] = {block->of_sites[0],
+                            block->of_sites[1],
+                            block->site_ids[0],
+                            block->site_ids[1],
                             block->site,
                             block->token_of,
                             block->places,
@@ -260,11 +260,11 @@ assay_status moe_route_backward(assay_context *ctx, moe_block *block, double *d_
     const int64_t tokens = block->permute.tokens, experts = block->experts, losses = block->losses;
     const double parts = (double)(block->sites / losses); /* of a loss */
     double *d_sites = router->d_logits;
-    OWNED double *d_spread = NULL, *terms = NULL;
+    OWNED double *d_of_sites = NULL, *terms = NULL;
     if (block->sites > 1) {
-        MUST(assay_alloc_f64(ctx, "d_logits of sites", block->sites * tokens * experts, &d_spread));
+        MUST(assay_alloc_f64(ctx, "d_logits of sites", block->sites * tokens * experts, &d_of_sites));
         MUST(assay_alloc_f64(ctx, "gradients of the gate", 2 * experts, &terms));
-        d_sites = d_spread;
+        d_sites = d_of_sites;
     }
     leave_out_slots(block);
     for (int64_t site = 0; site < block->sites; site++) {

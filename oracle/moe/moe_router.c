@@ -34,7 +34,7 @@ static assay_status read_given(assay_context *ctx, moe_block *block)
     const bool is_held = in->has(in->self, held);
     if (is_held || router->choice_is_input || in->has(in->self, weights))
         MUST(assay_read_needed_i32(ctx, in, is_held ? held : own, choices, &router->given_experts));
-    return assay_read_whole(ctx, in, weights, choices, &router->given_weights);
+    return assay_read_all(ctx, in, weights, choices, &router->given_weights);
 }
 
 static assay_status read_router(assay_context *ctx, moe_block *block)
@@ -48,8 +48,8 @@ static assay_status read_router(assay_context *ctx, moe_block *block)
     MUST(read_losses(ctx, block, "cotangents/z_loss", &router->d_z_loss));
     if (router->given_weights != NULL) return ASSAY_OK;
     MUST(assay_read_needed(ctx, in, "weights/gate/kernel", block->emb_dim * experts, &router->kernel));
-    MUST(assay_read_whole(ctx, in, "weights/gate/bias", experts, &router->bias));
-    MUST(assay_read_whole(ctx, in, "weights/per_expert_scale", experts, &router->per_expert_scale));
+    MUST(assay_read_all(ctx, in, "weights/gate/bias", experts, &router->bias));
+    MUST(assay_read_all(ctx, in, "weights/per_expert_scale", experts, &router->per_expert_scale));
     if (rows > 0) {
         MUST(assay_read_needed_i32(ctx, in, "weights/tid2eid", rows * chosen, &router->tid2eid));
         MUST(assay_read_needed_i32(ctx, in, "inputs/input_ids", block->tokens, &router->input_ids));

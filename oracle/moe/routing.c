@@ -124,8 +124,8 @@ static assay_status route_tokens(assay_context *ctx, assay_routing *r, const ass
         int32_t *own_indices = indices + part * indices_each;
         const assay_routing_scratch scratch = {own,         own + experts,      own + experts + groups,
                                                own_indices, own_indices + tops, own + values_each - experts};
-        const int64_t end = assay_part_begin(ctx, tokens, part + 1);
-        for (int64_t t = assay_part_begin(ctx, tokens, part); t < end; t++) {
+        const int64_t end = assay_token_range_begin(ctx, tokens, part + 1);
+        for (int64_t t = assay_token_range_begin(ctx, tokens, part); t < end; t++) {
             route_token(ctx, r, t, &scratch, in, config, rule);
         }
     }
@@ -375,8 +375,8 @@ static void walk_tokens(const backward_pass *pass, void (*step)(const backward_p
     const int64_t tokens = pass->config->batch * pass->config->sequence;
 #pragma omp parallel for num_threads(ctx->threads)
     for (int part = 0; part < ctx->threads; part++) {
-        const int64_t end = assay_part_begin(ctx, tokens, part + 1);
-        for (int64_t t = assay_part_begin(ctx, tokens, part); t < end; t++) {
+        const int64_t end = assay_token_range_begin(ctx, tokens, part + 1);
+        for (int64_t t = assay_token_range_begin(ctx, tokens, part); t < end; t++) {
             step(pass, t, pass->scratch + part * scratch_size(pass->config));
         }
     }

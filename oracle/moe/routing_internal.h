@@ -18,7 +18,7 @@ assay_status assay_routing_check_inputs(assay_context *ctx, const assay_routing_
                                         const assay_routing_config *config);
 
 /* The first token of a part: tokens are cut into as many parts as there are threads. */
-static inline int64_t assay_part_begin(const assay_context *ctx, int64_t tokens, int part)
+static inline int64_t assay_token_range_begin(const assay_context *ctx, int64_t tokens, int part)
 {
     return tokens / ctx->threads * part + tokens % ctx->threads * part / ctx->threads;
 }

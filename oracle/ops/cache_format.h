@@ -80,7 +80,7 @@ typedef struct assay_cache_stream {
 typedef struct assay_cache_append_config {
     int64_t tokens, stream_count;
     assay_cache_stream streams[2];
-    assay_cache_numbers_config made; /* of the first tensor, and of latents the second, before they are written */
+    assay_cache_numbers_config numbers; /* of the first tensor, and of latents the second, before they are written */
 } assay_cache_append_config;
 
 /* Slots out of range, and two tokens for one slot, are refused. */

@@ -24,7 +24,7 @@ typedef struct decode_rows {
     double *gathered;     /* [KEYS,W or V]: rows of the cache, one block after the other */
     double *p;            /* [count,keys] */
     double *out;          /* [count,V] */
-    double *divisors;     /* [parts,DECODE_ROWS] */
+    double *divisors;     /* [splits,DECODE_ROWS] */
 } decode_rows;
 
 static int64_t group_of(const assay_decode_config *c)
@@ -44,22 +44,22 @@ static int64_t row_of(const decode_rows *r, int64_t i)
     return token * r->config->heads + r->plan->heads[r->kv * group + (r->first + i) % group];
 }
 
-/* The keys of a part that a row's softmax runs over: those that it sees, and others only if these weigh, too. */
-static assay_key_range keys_of(const decode_rows *r, int64_t token, int64_t part)
+/* The keys of a split that a row's softmax runs over: those that it sees, and others only if these weigh, too. */
+static assay_key_range keys_of(const decode_rows *r, int64_t token, int64_t split)
 {
-    const int64_t *starts = r->plan->starts + r->list * (r->plan->parts + 1) + part;
-    const assay_key_range seen = *decode_seen(r->plan, r->list, token, part);
+    const int64_t *starts = r->plan->starts + r->list * (r->plan->splits + 1) + split;
+    const assay_key_range seen = *decode_seen(r->plan, r->list, token, split);
     const bool others = r->plan->unseen > -INFINITY && seen.begin < seen.end;
     return others ? (assay_key_range){starts[0], starts[1]} : seen;
 }
 
 /* Those that are read for some tokens. */
-static assay_key_range read_of(const decode_rows *r, int64_t part)
+static assay_key_range read_of(const decode_rows *r, int64_t split)
 {
     const int64_t first = token_of(r, 0), last = token_of(r, r->count - 1);
-    assay_key_range read = {keys_of(r, first, part).begin, 0};
+    assay_key_range read = {keys_of(r, first, split).begin, 0};
     for (int64_t token = first; token <= last; token++) {
-        const assay_key_range keys = keys_of(r, token, part);
+        const assay_key_range keys = keys_of(r, token, split);
         if (keys.begin < read.begin) read.begin = keys.begin;
         if (keys.begin < keys.end && keys.end > read.end) read.end = keys.end;
     }
@@ -135,9 +135,9 @@ static assay_status weigh_values(assay_context *ctx, const decode_rows *r, assay
 static attention_softmax softmax_of(const assay_context *ctx, const decode_rows *r, int64_t i)
 {
     const int64_t row = row_of(r, i);
-    const bool sink = r->in->sinks != NULL && r->config->parts == 0;
+    const bool sink = r->in->sinks != NULL && r->config->splits == 0;
     attention_softmax how = attention_softmax_of(ctx, row, sink ? &r->in->sinks[row % r->config->heads] : NULL);
-    if (r->config->parts > 0) how.splits = 1;
+    if (r->config->splits > 0) how.splits = 1;
     return how;
 }
 
@@ -149,7 +149,7 @@ static double stored_lse(const assay_context *ctx, const assay_decode_config *c,
     return natural;
 }
 
-/* Scores of a row become probabilities, in each part by themselves; between them they are 0. */
+/* Scores of a row become probabilities, in each split by themselves; between them they are 0. */
 static void soften_row(const assay_context *ctx, const decode_rows *r, int64_t i, double *lse)
 {
     const assay_decode_config *c = r->config;
@@ -158,33 +158,34 @@ static void soften_row(const assay_context *ctx, const decode_rows *r, int64_t i
     const double scale = scales_query(ctx, r, i) ? 1 : c->scale;
     double *p = r->p + i * (r->keys.end - r->keys.begin) - r->keys.begin; /* by key */
     int64_t done = r->keys.begin;
-    for (int64_t part = 0; part < r->plan->parts; part++) {
-        const assay_key_range keys = keys_of(r, token_of(r, i), part);
-        const assay_key_range seen = *decode_seen(r->plan, r->list, token_of(r, i), part);
-        lse[part * rows + place] = c->empty_row;
+    for (int64_t split = 0; split < r->plan->splits; split++) {
+        const assay_key_range keys = keys_of(r, token_of(r, i), split);
+        const assay_key_range seen = *decode_seen(r->plan, r->list, token_of(r, i), split);
+        lse[split * rows + place] = c->empty_row;
         if (keys.begin == keys.end) continue;
         for (; done < keys.begin; done++) p[done] = 0;
         for (int64_t j = seen.begin; j < seen.end && scale != 1; j++) p[j] *= scale;
         attention_cap(ctx, c->soft_cap, p + seen.begin, NULL, seen.end - seen.begin);
         for (int64_t j = keys.begin; j < keys.end; j++) p[j] = j < seen.begin || j >= seen.end ? r->plan->unseen : p[j];
         done = keys.end;
-        lse[part * rows + place] = stored_lse(ctx, c,
-                                              attention_softmax_row(ctx, &how, p + keys.begin, keys.end - keys.begin,
-                                                                    &r->divisors[part * DECODE_ROWS + i]));
+        lse[split * rows + place] = stored_lse(ctx, c,
+                                               attention_softmax_row(ctx, &how, p + keys.begin, keys.end - keys.begin,
+                                                                     &r->divisors[split * DECODE_ROWS + i]));
     }
     for (; done < r->keys.end; done++) p[done] = 0;
 }
 
-static void finish_row(const assay_context *ctx, const decode_rows *r, int64_t i, int64_t part, double *out, double lse)
+static void finish_row(const assay_context *ctx, const decode_rows *r, int64_t i, int64_t split, double *out,
+                       double lse)
 {
     const assay_decode_config *c = r->config;
     const attention_softmax how = softmax_of(ctx, r, i);
-    const assay_key_range keys = keys_of(r, token_of(r, i), part);
+    const assay_key_range keys = keys_of(r, token_of(r, i), split);
     memcpy(out, r->out + i * c->v_dim, (size_t)c->v_dim * sizeof *out);
     if (keys.begin == keys.end) return;
-    attention_divide_row(out, c->v_dim, r->divisors[part * DECODE_ROWS + i]);
+    attention_divide_row(out, c->v_dim, r->divisors[split * DECODE_ROWS + i]);
     attention_gate_row(ctx, &how, out, c->v_dim, c->base_2 ? lse * LN_2 : lse);
-    if (c->parts > 0 && how.form == ATTENTION_DIVIDED_FIRST) assay_round(ctx, ASSAY_ROUND_STORAGE, c->v_dim, out);
+    if (c->splits > 0 && how.form == ATTENTION_DIVIDED_FIRST) assay_round(ctx, ASSAY_ROUND_STORAGE, c->v_dim, out);
 }
 
 static assay_status attend_rows(assay_context *ctx, const decode_rows *r, const double *query, double *out, double *lse)
@@ -195,11 +196,12 @@ static assay_status attend_rows(assay_context *ctx, const decode_rows *r, const 
     MUST(make_scores(ctx, r));
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = 0; i < r->count; i++) soften_row(ctx, r, i, lse);
-    for (int64_t part = 0; part < r->plan->parts; part++) {
-        MUST(weigh_values(ctx, r, read_of(r, part)));
+    for (int64_t split = 0; split < r->plan->splits; split++) {
+        MUST(weigh_values(ctx, r, read_of(r, split)));
         for (int64_t i = 0; i < r->count; i++) {
-            const int64_t row = part * rows + row_of(r, i);
-            finish_row(ctx, r, i, part, out + row * c->v_dim, lse[part * rows + decode_place_of_lse(c, row_of(r, i))]);
+            const int64_t row = split * rows + row_of(r, i);
+            finish_row(ctx, r, i, split, out + row * c->v_dim,
+                       lse[split * rows + decode_place_of_lse(c, row_of(r, i))]);
         }
     }
     return ASSAY_OK;
@@ -215,7 +217,7 @@ static assay_status attend(assay_context *ctx, const assay_decode_config *c, con
     OWNED double *p = NULL;
     MUST(assay_alloc_f64(ctx, "scores", block * plan->longest, &p));
     MUST(assay_alloc_f64(ctx, "scratch of attention",
-                         block * (c->width + c->v_dim) + KEYS * widest + plan->parts * DECODE_ROWS, &scratch));
+                         block * (c->width + c->v_dim) + KEYS * widest + plan->splits * DECODE_ROWS, &scratch));
     r.p = p;
     r.query = scratch;
     r.gathered = r.query + block * c->width;
@@ -227,8 +229,8 @@ static assay_status attend(assay_context *ctx, const assay_decode_config *c, con
         for (r.first = 0; r.first < rows; r.first += block) {
             r.count = rows - r.first < block ? rows - r.first : block;
             r.keys = read_of(&r, 0);
-            for (int64_t part = 1; part < plan->parts; part++) {
-                const assay_key_range read = read_of(&r, part);
+            for (int64_t split = 1; split < plan->splits; split++) {
+                const assay_key_range read = read_of(&r, split);
                 if (read.begin < r.keys.begin) r.keys.begin = read.begin;
                 if (read.begin < read.end) r.keys.end = read.end;
             }
@@ -239,7 +241,7 @@ static assay_status attend(assay_context *ctx, const assay_decode_config *c, con
 }
 
 assay_status decode_merge(assay_context *ctx, const assay_decode_config *c, int64_t states, int64_t v_dim,
-                          const assay_merge_states_inputs *parts, double *out, double *lse)
+                          const assay_merge_states_inputs *splits, double *out, double *lse)
 {
     const assay_merge_states_config config = {.states = states,
                                               .batch = c->batch,
@@ -249,25 +251,25 @@ assay_status decode_merge(assay_context *ctx, const assay_decode_config *c, int6
                                               .base_2 = c->base_2,
                                               .empty_row = c->empty_row,
                                               .blind = c->variant.blind};
-    const assay_merge_states_call merge = {.config = &config, .in = parts, .attention_out = out, .lse = lse};
+    const assay_merge_states_call merge = {.config = &config, .in = splits, .attention_out = out, .lse = lse};
     return assay_merge_states_forward(ctx, &merge);
 }
 
-/* Where no parts are named a kernel may have some of its own, whose results it stores: some of the emulated runs do. */
+/* Where no splits are named a kernel may have some of its own, whose results it stores: some of the emulated runs do. */
 assay_status decode_attend(assay_context *ctx, const assay_decode_config *c, const assay_decode_inputs *in,
                            const assay_decode_plan *plan, const double *query, double *out, double *lse)
 {
-    const int64_t rows = c->batch * c->sequence * c->heads, parts = 2 + assay_turn_at(ctx, 0, 2);
+    const int64_t rows = c->batch * c->sequence * c->heads, splits = 2 + assay_turn_at(ctx, 0, 2);
     assay_decode_config split = *c;
     OWNED double *partial_out = NULL;
     OWNED double *partial_lse = NULL;
     OWNED_BY(assay_decode_plan_free) assay_decode_plan cut = {0};
-    if (c->parts > 0 || !assay_uses_third_form_at(ctx, 0)) return attend(ctx, c, in, plan, query, out, lse);
-    split.parts = parts;
-    MUST(assay_alloc_f64(ctx, "partial results", parts * rows * c->v_dim, &partial_out));
-    MUST(assay_alloc_f64(ctx, "partial log-sum-exps", parts * rows, &partial_lse));
-    MUST(decode_cut(ctx, c, plan, parts, c->max_pages > 0 ? c->page : 1, &cut));
+    if (c->splits > 0 || !assay_uses_third_form_at(ctx, 0)) return attend(ctx, c, in, plan, query, out, lse);
+    split.splits = splits;
+    MUST(assay_alloc_f64(ctx, "partial results", splits * rows * c->v_dim, &partial_out));
+    MUST(assay_alloc_f64(ctx, "partial log-sum-exps", splits * rows, &partial_lse));
+    MUST(decode_cut(ctx, c, plan, splits, c->max_pages > 0 ? c->page : 1, &cut));
     MUST(attend(ctx, &split, in, &cut, query, partial_out, partial_lse));
     const assay_merge_states_inputs partial = {partial_out, partial_lse, in->sinks};
-    return decode_merge(ctx, c, parts, c->v_dim, &partial, out, lse);
+    return decode_merge(ctx, c, splits, c->v_dim, &partial, out, lse);
 }

@@ -60,7 +60,7 @@ assay_status assay_decode_check(assay_context *ctx, const assay_decode_config *c
     MUST(assay_checked_count(ctx, "scores", 3, (int64_t[]){DECODE_ROWS, c->page, keys}, &count));
     return assay_checked_count(
         ctx, "checkpoints/partial_out", 5,
-        (int64_t[]){c->parts > 0 ? c->parts : 1, c->batch, c->sequence, c->heads, assay_decode_out_dim(c)}, &count);
+        (int64_t[]){c->splits > 0 ? c->splits : 1, c->batch, c->sequence, c->heads, assay_decode_out_dim(c)}, &count);
 }
 
 static assay_status check_lists(assay_context *ctx, const assay_decode_config *c, const int32_t *topk_length)
@@ -123,7 +123,7 @@ assay_status assay_decode_attend(assay_context *ctx, const assay_decode_call *ca
     const int64_t rows = c->batch * c->sequence * c->heads, wide = assay_decode_out_dim(c);
     OWNED double *lse = NULL;
     MUST(assay_decode_check_table(ctx, c, call->in));
-    if (c->parts > 0) return attend(ctx, c, call->in, call->partial_out, call->partial_lse);
+    if (c->splits > 0) return attend(ctx, c, call->in, call->partial_out, call->partial_lse);
     MUST(assay_alloc_f64(ctx, "lse", rows, &lse));
     MUST(attend(ctx, c, call->in, call->attention_out, lse));
     for (int64_t i = 0; i < rows * wide; i++)
@@ -135,11 +135,11 @@ assay_status assay_decode_attend(assay_context *ctx, const assay_decode_call *ca
 assay_status assay_decode_merge(assay_context *ctx, const assay_decode_call *call)
 {
     const assay_decode_config *c = call->config;
-    const assay_merge_states_inputs parts = {call->partial_out, call->partial_lse, call->in->sinks};
+    const assay_merge_states_inputs splits = {call->partial_out, call->partial_lse, call->in->sinks};
     OWNED double *lse = NULL;
-    if (c->parts == 0) return ASSAY_OK;
+    if (c->splits == 0) return ASSAY_OK;
     MUST(assay_alloc_f64(ctx, "lse", c->batch * c->sequence * c->heads, &lse));
-    MUST(decode_merge(ctx, c, c->parts, assay_decode_out_dim(c), &parts, call->attention_out, lse));
+    MUST(decode_merge(ctx, c, c->splits, assay_decode_out_dim(c), &splits, call->attention_out, lse));
     place_lse(c, call->lse, lse);
     return ASSAY_OK;
 }

@@ -16,10 +16,10 @@
  * From wkv_b on (nope above 0): query_nope [B,S,N,Dn], query_pe [B,S,N,Dr], kernel [V,N,Dn+Dv]: query = (query_nope kernel_k^T,
  * query_pe), and attention_out [B,S,N,Dv] = out kernel_v.
  *
- * Parts: partial_out [parts,B,S,N,V or Dv] and partial_lse [parts,B,N,S] are what attention over some of the keys gives, without a
- * sink; merge_states.h makes the whole of them. Split i of a sequence has its pages, without pages its keys, from i * ceil(count / parts)
- * on. With a chunk (vLLM's _compute_prefill_context) the keys before the S tokens are cut into chunks of so many, and the last part is
- * that of the S tokens' own keys. Of a list a split has the entries from i * ceil(count / parts) on. */
+ * Splits: partial_out [splits,B,S,N,V or Dv] and partial_lse [splits,B,N,S] are what attention over some of the keys gives, without a
+ * sink; merge_states.h makes the whole of them. Split i of a sequence has its pages, without pages its keys, from i * ceil(count / splits)
+ * on. With a chunk (vLLM's _compute_prefill_context) the keys before the S tokens are cut into chunks of so many, and the last split is
+ * that of the S tokens' own keys. Of a list a split has the entries from i * ceil(count / splits) on. */
 #pragma once
 
 #include "oracle/ops/attention.h"
@@ -32,10 +32,10 @@ typedef struct assay_decode_config {
     bool latent, heads_first;
     int64_t nope, out_dim; /* Dn, Dv; 0: the query comes absorbed */
     double scale;
-    int64_t window, parts; /* 0: none */
-    int64_t chunk;         /* 0: parts are splits */
-    int64_t topk;          /* 0: every key that a query may see */
-    double soft_cap;       /* 0: none */
+    int64_t window, splits; /* 0: none */
+    int64_t chunk;          /* 0: splits share all keys */
+    int64_t topk;           /* 0: every key that a query may see */
+    double soft_cap;        /* 0: none */
     bool base_2, lse_tokens_first;
     double empty_row;    /* an infinity */
     int64_t value_first; /* of the numbers of a latent key those of its value begin here */
@@ -57,11 +57,11 @@ typedef struct assay_key_range {
 /* What is read, in whole numbers: lists of keys, which are sequences, or with topk those of tokens. Everything goes by it, whatever
  * it was made of. */
 typedef struct assay_decode_plan {
-    int64_t lists, tokens, parts; /* tokens of a list; parts: 1 where none are named */
-    int64_t longest;              /* of whole pages */
+    int64_t lists, tokens, splits; /* tokens of a list; splits: 1 where none are named */
+    int64_t longest;               /* of whole pages */
     int64_t *rows;   /* [lists,longest]: page * stride + row of the page, to the end of the last page; below 0: zeros */
-    int64_t *starts; /* [lists,parts+1]: keys of a part begin there, and the last one ends */
-    assay_key_range *seen; /* [lists,tokens,parts]: of these the ones that a token sees */
+    int64_t *starts; /* [lists,splits+1]: keys of a split begin there, and the last one ends */
+    assay_key_range *seen; /* [lists,tokens,splits]: of these the ones that a token sees */
     int64_t *heads;        /* [N]: query heads, those of the first head of keys first */
     double unseen;         /* score of keys of a list that a token does not see */
     int64_t *numbers;      /* owned; so is seen */
@@ -70,7 +70,7 @@ assay_status assay_decode_plan_make(assay_context *ctx, const assay_decode_confi
                                     const assay_decode_inputs *in, assay_decode_plan *plan);
 void assay_decode_plan_free(assay_decode_plan *plan); /* safe on a zeroed struct */
 int64_t assay_decode_keys(const assay_decode_plan *plan, int64_t list);
-/* Of each part a token sees those that are among these keys. */
+/* Of each split a token sees those that are among these keys. */
 void assay_decode_see(const assay_decode_plan *plan, int64_t list, int64_t token, assay_key_range keys);
 /* The row of heads in which row `row` of a plan has a head. */
 int64_t assay_decode_place(const assay_decode_config *config, int64_t row, int64_t head);
@@ -86,12 +86,12 @@ typedef struct assay_decode_call {
     const assay_decode_config *config;
     const assay_decode_inputs *in;
     double *attention_out, *lse;       /* lse may be NULL */
-    double *partial_out, *partial_lse; /* with parts */
+    double *partial_out, *partial_lse; /* with splits */
 } assay_decode_call;
 
-/* With parts: partial_out and partial_lse alone. */
+/* With splits: partial_out and partial_lse alone. */
 assay_status assay_decode_attend(assay_context *ctx, const assay_decode_call *call);
-/* What is left, of the partial ones. Without parts there is nothing to do. */
+/* What is left, of the partial ones. Without splits there is nothing to do. */
 assay_status assay_decode_merge(assay_context *ctx, const assay_decode_call *call);
 
 /* Products alone, of sequences of so many keys; a multiply and an add are 2. */

@@ -8,19 +8,19 @@ enum { DECODE_ROWS = 128 }; /* queries at a time */
 
 assay_key_range decode_overlap(assay_key_range a, assay_key_range b);
 
-static inline assay_key_range *decode_seen(const assay_decode_plan *plan, int64_t list, int64_t token, int64_t part)
+static inline assay_key_range *decode_seen(const assay_decode_plan *plan, int64_t list, int64_t token, int64_t split)
 {
-    return plan->seen + (list * plan->tokens + token) * plan->parts + part;
+    return plan->seen + (list * plan->tokens + token) * plan->splits + split;
 }
 
-/* The same of equal parts, as long as a multiple of `unit` keys; whole: of one part, and it is to be there as long. */
+/* The same of equal splits, as long as a multiple of `unit` keys; whole: of one split, and it is to be there as long. */
 assay_status decode_cut(assay_context *ctx, const assay_decode_config *config, const assay_decode_plan *whole,
-                        int64_t parts, int64_t unit, assay_decode_plan *cut);
+                        int64_t splits, int64_t unit, assay_decode_plan *cut);
 
 /* In [B,N,S], of a row of [B,S,N]. */
 int64_t decode_place_of_lse(const assay_decode_config *config, int64_t row);
 
-/* out [parts,B,S,N,V], lse [parts,B,N,S], of absorbed queries or of heads of their own. */
+/* out [splits,B,S,N,V], lse [splits,B,N,S], of absorbed queries or of heads of their own. */
 assay_status decode_attend(assay_context *ctx, const assay_decode_config *config, const assay_decode_inputs *in,
                            const assay_decode_plan *plan, const double *query, double *out, double *lse);
 /* The same from wkv_b on. */
@@ -30,4 +30,4 @@ assay_status decode_attend_from_kernel(assay_context *ctx, const assay_decode_co
 
 /* Parts of rows of so many numbers become the whole, lse [B,N,S]. */
 assay_status decode_merge(assay_context *ctx, const assay_decode_config *config, int64_t states, int64_t v_dim,
-                          const assay_merge_states_inputs *parts, double *out, double *lse);
+                          const assay_merge_states_inputs *splits, double *out, double *lse);

@@ -30,11 +30,11 @@ static assay_status absorb_queries(assay_context *ctx, const assay_decode_config
     return ASSAY_OK;
 }
 
-/* Of the parts by themselves, where these are named. */
+/* Of the splits by themselves, where these are named. */
 static assay_status release_outputs(assay_context *ctx, const assay_decode_config *c, const assay_decode_inputs *in,
                                     const assay_decode_plan *plan, double *latent, double *out)
 {
-    const int64_t tokens = plan->parts * c->batch * c->sequence, wide = c->nope + c->out_dim;
+    const int64_t tokens = plan->splits * c->batch * c->sequence, wide = c->nope + c->out_dim;
     assay_round(ctx, ASSAY_ROUND_STORAGE, tokens * c->heads * c->v_dim, latent);
     for (int64_t head = 0; head < c->heads; head++) {
         assay_matmul_args product = assay_product_ab(out + head * c->out_dim, latent + head * c->v_dim,
@@ -55,7 +55,7 @@ static assay_status attend_absorbed(assay_context *ctx, const assay_decode_confi
     OWNED double *query = NULL;
     OWNED double *latent = NULL;
     MUST(assay_alloc_f64(ctx, "absorbed query", rows * c->width, &query));
-    MUST(assay_alloc_f64(ctx, "latent output", plan->parts * rows * c->v_dim, &latent));
+    MUST(assay_alloc_f64(ctx, "latent output", plan->splits * rows * c->v_dim, &latent));
     MUST(absorb_queries(ctx, c, in, query));
     MUST(decode_attend(ctx, c, in, plan, query, latent, lse));
     return release_outputs(ctx, c, in, plan, latent, out);

@@ -36,12 +36,12 @@ int64_t decode_place_of_lse(const assay_decode_config *c, int64_t row)
 
 int64_t assay_decode_keys(const assay_decode_plan *plan, int64_t list)
 {
-    return plan->starts[list * (plan->parts + 1) + plan->parts];
+    return plan->starts[list * (plan->splits + 1) + plan->splits];
 }
 
 static assay_status alloc_plan(assay_context *ctx, assay_decode_plan *plan, int64_t rows, int64_t heads)
 {
-    const int64_t starts = plan->lists * (plan->parts + 1), seen = plan->lists * plan->tokens * plan->parts;
+    const int64_t starts = plan->lists * (plan->splits + 1), seen = plan->lists * plan->tokens * plan->splits;
     int64_t *numbers = NULL;
     MUST(assay_alloc(ctx, "keys that are read", rows + starts + heads, sizeof *numbers, &numbers));
     plan->numbers = numbers;
@@ -59,12 +59,13 @@ void assay_decode_plan_free(assay_decode_plan *plan)
 }
 
 /* Equal shares of pages or keys; or chunks of what was there before the new tokens, and these. */
-static void cut_sequence(const assay_decode_config *c, int64_t keys, int64_t unit, int64_t parts, int64_t *starts)
+static void cut_sequence(const assay_decode_config *c, int64_t keys, int64_t unit, int64_t splits, int64_t *starts)
 {
-    const int64_t share = ((keys + unit - 1) / unit + parts - 1) / parts * unit, size = c->chunk > 0 ? c->chunk : share;
+    const int64_t share = ((keys + unit - 1) / unit + splits - 1) / splits * unit,
+                  size = c->chunk > 0 ? c->chunk : share;
     const int64_t end = c->chunk > 0 ? larger(keys - c->sequence, 0) : keys;
-    for (int64_t part = 0; part < parts; part++) starts[part] = smaller(part * size, end);
-    starts[parts] = keys;
+    for (int64_t split = 0; split < splits; split++) starts[split] = smaller(split * size, end);
+    starts[splits] = keys;
 }
 
 static void plan_sequence(const assay_decode_config *c, const assay_decode_inputs *in, int64_t b,
@@ -77,30 +78,30 @@ static void plan_sequence(const assay_decode_config *c, const assay_decode_input
         const int64_t page = c->max_pages == 0 ? b : in->block_table[b * c->max_pages + key / c->page];
         rows[key] = page * c->stride + key % c->page;
     }
-    cut_sequence(c, keys, c->max_pages > 0 ? c->page : 1, plan->parts, plan->starts + b * (plan->parts + 1));
+    cut_sequence(c, keys, c->max_pages > 0 ? c->page : 1, plan->splits, plan->starts + b * (plan->splits + 1));
 }
 
-/* Entries that name a row, one after the other; parts have equal shares of all entries that are read. */
+/* Entries that name a row, one after the other; splits have equal shares of all entries that are read. */
 static void plan_list(const assay_decode_config *c, const assay_decode_inputs *in, int64_t token,
                       const assay_decode_plan *plan)
 {
     const int64_t entries = in->topk_length == NULL ? c->topk : in->topk_length[token / c->sequence];
-    const int64_t size = larger((entries + plan->parts - 1) / plan->parts, 1), all = c->pages * c->page;
-    int64_t *rows = plan->rows + token * plan->longest, *starts = plan->starts + token * (plan->parts + 1), count = 0;
-    for (int64_t entry = 0; entry < plan->parts * size; entry++) {
+    const int64_t size = larger((entries + plan->splits - 1) / plan->splits, 1), all = c->pages * c->page;
+    int64_t *rows = plan->rows + token * plan->longest, *starts = plan->starts + token * (plan->splits + 1), count = 0;
+    for (int64_t entry = 0; entry < plan->splits * size; entry++) {
         const int64_t index = entry < entries ? in->indices[token * c->topk + entry] : -1;
         if (entry % size == 0) starts[entry / size] = count;
         if (index >= 0 && index < all) rows[count++] = index / c->page * c->stride + index % c->page;
     }
-    starts[plan->parts] = count;
+    starts[plan->splits] = count;
 }
 
 void assay_decode_see(const assay_decode_plan *plan, int64_t list, int64_t token, assay_key_range keys)
 {
-    const int64_t *starts = plan->starts + list * (plan->parts + 1);
+    const int64_t *starts = plan->starts + list * (plan->splits + 1);
     assay_key_range *seen = decode_seen(plan, list, token, 0);
-    for (int64_t part = 0; part < plan->parts; part++)
-        seen[part] = decode_overlap(keys, (assay_key_range){starts[part], starts[part + 1]});
+    for (int64_t split = 0; split < plan->splits; split++)
+        seen[split] = decode_overlap(keys, (assay_key_range){starts[split], starts[split + 1]});
 }
 
 static assay_key_range keys_of_token(const assay_decode_config *c, const assay_decode_plan *plan, int64_t list,
@@ -118,7 +119,7 @@ assay_status assay_decode_plan_make(assay_context *ctx, const assay_decode_confi
     const int64_t group = c->heads / c->kv_heads;
     *plan = (assay_decode_plan){.lists = lists ? c->batch * c->sequence : c->batch,
                                 .tokens = lists ? 1 : c->sequence,
-                                .parts = larger(c->parts, 1),
+                                .splits = larger(c->splits, 1),
                                 .longest = larger(c->topk, 1),
                                 .unseen = -INFINITY};
     for (int64_t b = 0; b < c->batch && !lists; b++) plan->longest = larger(plan->longest, in->cache_seqlens[b]);
@@ -138,15 +139,15 @@ assay_status assay_decode_plan_make(assay_context *ctx, const assay_decode_confi
     return ASSAY_OK;
 }
 
-assay_status decode_cut(assay_context *ctx, const assay_decode_config *c, const assay_decode_plan *whole, int64_t parts,
-                        int64_t unit, assay_decode_plan *cut)
+assay_status decode_cut(assay_context *ctx, const assay_decode_config *c, const assay_decode_plan *whole,
+                        int64_t splits, int64_t unit, assay_decode_plan *cut)
 {
     *cut = *whole;
     cut->numbers = NULL;
-    cut->parts = parts;
+    cut->splits = splits;
     MUST(alloc_plan(ctx, cut, 0, 0));
     for (int64_t list = 0; list < whole->lists; list++) {
-        cut_sequence(c, assay_decode_keys(whole, list), unit, parts, cut->starts + list * (parts + 1));
+        cut_sequence(c, assay_decode_keys(whole, list), unit, splits, cut->starts + list * (splits + 1));
         for (int64_t token = 0; token < whole->tokens; token++)
             assay_decode_see(cut, list, token, *decode_seen(whole, list, token, 0));
     }

@@ -84,16 +84,16 @@ assay_status assay_gmm_find_rows(assay_context *ctx, const assay_gmm_config *con
     return ASSAY_OK;
 }
 
-void assay_gmm_pack(double *packed, const double *spread, int64_t width, const int64_t *places, int64_t rows)
+void assay_gmm_pack(double *packed, const double *unpacked, int64_t width, const int64_t *places, int64_t rows)
 {
     for (int64_t row = 0; row < rows; row++)
-        memcpy(packed + row * width, spread + places[row] * width, (size_t)width * sizeof *packed);
+        memcpy(packed + row * width, unpacked + places[row] * width, (size_t)width * sizeof *packed);
 }
 
-void assay_gmm_scatter(double *spread, int64_t count, const double *packed, int64_t width, const int64_t *places,
+void assay_gmm_scatter(double *unpacked, int64_t count, const double *packed, int64_t width, const int64_t *places,
                        int64_t rows)
 {
-    memset(spread, 0, (size_t)(count * width) * sizeof *spread);
+    memset(unpacked, 0, (size_t)(count * width) * sizeof *unpacked);
     for (int64_t row = 0; row < rows; row++)
-        memcpy(spread + places[row] * width, packed + row * width, (size_t)width * sizeof *spread);
+        memcpy(unpacked + places[row] * width, packed + row * width, (size_t)width * sizeof *unpacked);
 }

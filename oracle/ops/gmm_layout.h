@@ -39,6 +39,6 @@ assay_status assay_gmm_find_rows(assay_context *ctx, const assay_gmm_config *con
                                  int32_t *group_sizes, int64_t *places, int64_t *rows);
 
 /* packed [rows,width] from the rows at `places` of [places,width], and back: all other rows become 0. */
-void assay_gmm_pack(double *packed, const double *spread, int64_t width, const int64_t *places, int64_t rows);
-void assay_gmm_scatter(double *spread, int64_t count, const double *packed, int64_t width, const int64_t *places,
+void assay_gmm_pack(double *packed, const double *unpacked, int64_t width, const int64_t *places, int64_t rows);
+void assay_gmm_scatter(double *unpacked, int64_t count, const double *packed, int64_t width, const int64_t *places,
                        int64_t rows);

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "oracle/base/memory.h"
-#include "oracle/ops/quantised_spread.h"
+#include "oracle/ops/quantised_deviation.h"
 #include "oracle/ops/quantize.h"
 
 /* Of a matrix: codes as numbers and each element's scale; of what stays as it is codes are what is given, and scale is NULL. */
@@ -142,15 +142,15 @@ static assay_status fold(assay_context *ctx, quantiser *q, const double *dy, con
 }
 
 /* What is quantised of x: what errors may have made of it, and, where steps are rounded to the type of tensors, that of it. */
-static assay_status take(assay_context *ctx, quantiser *q, int64_t count, const double *x, const double *spread,
+static assay_status take(assay_context *ctx, quantiser *q, int64_t count, const double *x, const double *deviation,
                          const double **taken)
 {
     double *values = NULL;
     const bool rounds = q->config->recipe->dx_dy.scales != ASSAY_SCALES_BLOCKS;
     *taken = x;
-    if (spread == NULL && !rounds) return ASSAY_OK;
+    if (deviation == NULL && !rounds) return ASSAY_OK;
     MUST(store(ctx, q, count, &values));
-    assay_spread_move(ctx, count, x, spread, values);
+    assay_deviation_move(ctx, count, x, deviation, values);
     if (rounds) assay_dtype_round_many(q->config->type, count, values, values);
     *taken = values;
     return ASSAY_OK;
@@ -167,20 +167,20 @@ static assay_status quantise(assay_context *ctx, quantiser *q, const assay_quant
     return quantise_vectors(ctx, q, how, calibration, taken, dims->m, columns, out);
 }
 
-static assay_status quantise_backward(assay_context *ctx, quantiser *q, const assay_quant_recipe_given *given,
+static assay_status quantise_backward(assay_context *ctx, quantiser *q, const assay_quant_recipe_inputs *in,
                                       const assay_gmm_dims *dims, const coded *of_x, const double *x, const coded *of_w)
 {
     const assay_quant_recipe_config *config = q->config;
     const assay_quant_recipe *r = config->recipe;
-    const int32_t *sizes = given->group_sizes;
+    const int32_t *sizes = in->group_sizes;
     coded of_dx, of_dw, of_dw_x;
     const double *dy, *for_dx, *for_dw;
-    MUST(take(ctx, q, dims->m * dims->n, given->dy, given->dy_spread, &dy));
+    MUST(take(ctx, q, dims->m * dims->n, in->dy, in->dy_deviation, &dy));
     MUST(fold(ctx, q, dy, dims, of_w->scale, true, &for_dx));
     MUST(fold(ctx, q, dy, dims, of_x->scale, false, &for_dw));
-    MUST(quantise(ctx, q, &r->dx_dy, &config->dy, given->dy, for_dx, sizes, dims, dims->n, &of_dx));
+    MUST(quantise(ctx, q, &r->dx_dy, &config->dy, in->dy, for_dx, sizes, dims, dims->n, &of_dx));
     MUST(quantise(ctx, q, &r->dw_x, &config->x, of_x->codes, x, sizes, dims, dims->k, &of_dw_x));
-    MUST(quantise(ctx, q, &r->dw_dy, &config->dy, given->dy, for_dw, sizes, dims, dims->n, &of_dw));
+    MUST(quantise(ctx, q, &r->dw_dy, &config->dy, in->dy, for_dw, sizes, dims, dims->n, &of_dw));
     q->operands->dx_dy = of_dx.numbers;
     q->operands->dx_w = of_w->codes;
     q->operands->dw_x = of_dw_x.numbers;
@@ -189,25 +189,25 @@ static assay_status quantise_backward(assay_context *ctx, quantiser *q, const as
 }
 
 assay_status assay_quant_recipe_quantise(assay_context *ctx, assay_quant_recipe_operands *operands,
-                                         const assay_quant_recipe_given *given, const assay_gmm_dims *dims,
+                                         const assay_quant_recipe_inputs *in, const assay_gmm_dims *dims,
                                          const assay_quant_recipe_config *config)
 {
     assay_status status = ASSAY_OK;
     const assay_quant_recipe *r = config->recipe;
-    const double *x = given->x, *w = given->w, *dy = given->dy, *taken;
-    const int32_t *sizes = given->group_sizes;
+    const double *x = in->x, *w = in->w, *dy = in->dy, *taken;
+    const int32_t *sizes = in->group_sizes;
     quantiser q = {.config = config, .operands = operands};
     coded of_x, of_w;
     *operands = (assay_quant_recipe_operands){.x = x, .w = w, .dx_dy = dy, .dx_w = w, .dw_x = x, .dw_dy = dy};
     if (r == NULL) return ASSAY_OK;
     const assay_gmm_dims of_weights = {.m = dims->groups * dims->k};
-    TRY(take(ctx, &q, dims->m * dims->k, x, given->x_spread, &taken));
+    TRY(take(ctx, &q, dims->m * dims->k, x, in->x_deviation, &taken));
     TRY(quantise(ctx, &q, &r->x, &config->x, x, taken, sizes, dims, dims->k, &of_x));
     TRY(quantise(ctx, &q, &r->w, &config->w, w, w, NULL, &of_weights, dims->n, &of_w));
     operands->x = of_x.numbers;
     operands->w = of_w.numbers;
     if (r->x.scales != ASSAY_SCALES_NONE) taken = of_x.codes;
-    if (dy != NULL) TRY(quantise_backward(ctx, &q, given, dims, &of_x, taken, &of_w));
+    if (dy != NULL) TRY(quantise_backward(ctx, &q, in, dims, &of_x, taken, &of_w));
 cleanup:
     if (status != ASSAY_OK) assay_quant_recipe_operands_free(operands);
     return status;

@@ -49,7 +49,7 @@ typedef struct assay_quant_recipe {
     bool wrong;                      /* what a kernel does that has a bug: no case has it */
     bool folds;                      /* scales of the other operand go onto dy before it is quantised */
     bool parts_experts;              /* wrong: in a MoE block scales by column are of one expert each */
-    bool joins_parts;                /* wrong: scales are of all parts of a product, not of each its own */
+    bool joins_slices;               /* wrong: scales are of all parts of a product, not of each its own */
     assay_quant_recipe_operand x, w; /* forward; backward goes on from their codes */
     assay_quant_recipe_operand dx_dy, dw_x, dw_dy; /* of dx = dy w^T and dw = x^T dy */
     assay_quant_recipe_scales_of scales_of;
@@ -80,13 +80,13 @@ assay_status assay_quant_recipe_codes(assay_context *ctx, double *codes, double 
                                       int64_t columns, const assay_quant_recipe_operand *how,
                                       const assay_calibration *calibration, const assay_quant_recipe_config *config);
 
-/* x [M,K], w [G,K,N] and dy [M,N] (NULL: forward alone). What a kernel computed itself has a spread (quantised_spread.h):
+/* x [M,K], w [G,K,N] and dy [M,N] (NULL: forward alone). What a kernel computed itself has a spread (quantised_deviation.h):
  * one standard deviation of each number; NULL: it is given, and so exact. */
-typedef struct assay_quant_recipe_given {
+typedef struct assay_quant_recipe_inputs {
     const double *x, *w, *dy;
-    const double *x_spread, *dy_spread;
+    const double *x_deviation, *dy_deviation;
     const int32_t *group_sizes;
-} assay_quant_recipe_given;
+} assay_quant_recipe_inputs;
 
 enum { ASSAY_RECIPE_STORAGE = 16 };
 
@@ -100,6 +100,6 @@ typedef struct assay_quant_recipe_operands {
 
 /* Starts zeroed; rows [0,m) of x and dy are finite and count for scales. Without dy what backward takes of it is NULL. */
 assay_status assay_quant_recipe_quantise(assay_context *ctx, assay_quant_recipe_operands *operands,
-                                         const assay_quant_recipe_given *given, const assay_gmm_dims *dims,
+                                         const assay_quant_recipe_inputs *given, const assay_gmm_dims *dims,
                                          const assay_quant_recipe_config *config);
 void assay_quant_recipe_operands_free(assay_quant_recipe_operands *operands); /* safe on a zeroed struct */

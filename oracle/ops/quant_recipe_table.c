@@ -35,7 +35,7 @@ static const assay_quant_recipe recipes[] = {
     {"fp8_full next_shard", .wrong = true, FP8_FULL, .scales_of = ASSAY_SCALES_OF_NEXT_SHARD},
     {"fp8_full receiver", .wrong = true, FP8_FULL, .scales_of = ASSAY_SCALES_OF_RECEIVER},
     {"fp8_full each_expert", .wrong = true, FP8_FULL, .parts_experts = true},
-    {"fp8_full all_parts", .wrong = true, FP8_FULL, .joins_parts = true},
+    {"fp8_full all_parts", .wrong = true, FP8_FULL, .joins_slices = true},
     {"fp8_full scales_lost", .wrong = true, FORWARD_FP8, .dx_dy = E5M2(ROWS), .dw_dy = E5M2(COLUMNS)},
 };
 enum { RECIPES = sizeof recipes / sizeof *recipes };

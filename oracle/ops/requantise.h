@@ -11,9 +11,9 @@
 #include "oracle/ops/quantize.h"
 
 /* codes [rows,columns] and scale [rows,blocks], as numbers of their types, of h [rows,columns]. `spread`, as h: one standard
- * deviation of h, or NULL (quantised_spread.h). */
-assay_status assay_requantise(assay_context *ctx, double *codes, double *scale, const double *h, const double *spread,
-                              const assay_quantize_config *config);
+ * deviation of h, or NULL (quantised_deviation.h). */
+assay_status assay_requantise(assay_context *ctx, double *codes, double *scale, const double *h,
+                              const double *deviation, const assay_quantize_config *config);
 
 /* numbers [rows,columns] of codes and scale. */
 void assay_hidden_numbers(const assay_context *ctx, double *numbers, const double *codes, const double *scale,

@@ -59,7 +59,7 @@ typedef struct assay_program_step assay_program_step;
 
 typedef struct assay_program_node {
     const assay_program_step *step; /* NULL: given, or a number */
-    int given;                      /* place among the tensors; -1: it is none */
+    int input;                      /* place among the tensors; -1: it is none */
     double number;                  /* of what is neither, and as it was written */
     char text[24];
     int in[ASSAY_PROGRAM_OPERANDS], in_count;

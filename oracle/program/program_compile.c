@@ -237,7 +237,7 @@ static assay_status refuse_step(compiler *c, const char *at, size_t length)
 static assay_status read_call(compiler *c, const char *at, size_t length, int *place)
 {
     bool given[ASSAY_PROGRAM_PARAMETERS] = {false};
-    assay_program_node node = {.step = assay_program_step_by_name(at, length), .given = -1};
+    assay_program_node node = {.step = assay_program_step_by_name(at, length), .input = -1};
     if (node.step == NULL) return refuse_step(c, at, length);
     bool more = !takes(c, ')');
     while (more) {
@@ -262,7 +262,7 @@ static assay_status read_expression(compiler *c, int *place)
     *place = 0;
     if (++c->depth > DEEPEST) return refuse(c, at, "expressions are nested deeper than %d", DEEPEST);
     if (begins_number(at)) {
-        assay_program_node number = {.given = -1};
+        assay_program_node number = {.input = -1};
         MUST(read_number(c, &number.number));
         snprintf(number.text, sizeof number.text, "%.10g", number.number);
         MUST(add_node(c, &number, place));
@@ -335,7 +335,7 @@ static assay_status check_names(assay_context *ctx, const assay_program *p, assa
 static assay_status put_tensor(compiler *c, int i)
 {
     assay_program_tensor *t = &c->p->tensors[i];
-    assay_program_node node = {.given = i, .integers = t->integers};
+    assay_program_node node = {.input = i, .integers = t->integers};
     int place;
     for (const char *axis = t->axes; *axis != '\0'; axis++) {
         const int64_t size = c->p->sizes[(unsigned char)*axis % ASSAY_PROGRAM_LETTERS];
@@ -358,9 +358,9 @@ static assay_status check_readers(assay_context *ctx, const assay_program *p, as
     for (int i = 1; i < p->node_count; i++) {
         const assay_program_node *node = &p->nodes[i];
         if (node->readers > 0) continue;
-        *place = (assay_program_place){-1, 0, node->given};
-        if (node->given >= 0)
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is read by no step", p->tensors[node->given].name);
+        *place = (assay_program_place){-1, 0, node->input};
+        if (node->input >= 0)
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is read by no step", p->tensors[node->input].name);
         *place = (assay_program_place){node->line, 0, -1};
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is read by no step, and is no output", p->lines[node->line].name);
     }
@@ -378,9 +378,9 @@ static void find_passed_over(assay_program *p, const assay_program_node *equal)
 {
     for (int i = 0; i < 2; i++) {
         const assay_program_node *of = &p->nodes[equal->in[i]], *number = &p->nodes[equal->in[1 - i]];
-        if (of->step == NULL || strcmp(of->step->name, "float") != 0 || number->step != NULL || number->given >= 0)
+        if (of->step == NULL || strcmp(of->step->name, "float") != 0 || number->step != NULL || number->input >= 0)
             continue;
-        const int given = p->nodes[of->in[0]].given;
+        const int given = p->nodes[of->in[0]].input;
         const double over = number->number;
         if (given < 0 || over != rint(over) || fabs(over) > INT32_MAX) continue;
         assay_program_tensor *t = &p->tensors[given];
@@ -398,7 +398,7 @@ static void pass_over(assay_program *p)
         if (node->step != NULL && strcmp(node->step->name, "equal") == 0) find_passed_over(p, node);
     }
     for (int i = 1; i < p->node_count; i++) {
-        const int given = p->nodes[i].in_count > 1 ? p->nodes[p->nodes[i].in[1]].given : -1;
+        const int given = p->nodes[i].in_count > 1 ? p->nodes[p->nodes[i].in[1]].input : -1;
         const bool passes = given >= 0 && p->tensors[given].passes_over;
         p->nodes[i].over = passes ? (double)p->tensors[given].over : NAN;
     }
@@ -407,7 +407,7 @@ static void pass_over(assay_program *p)
 assay_status assay_program_compile(assay_context *ctx, assay_program *p, assay_program_place *place)
 {
     compiler c = {.ctx = ctx, .p = p};
-    const assay_program_node none = {.given = -1, .readers = 1};
+    const assay_program_node none = {.input = -1, .readers = 1};
     int first;
     *place = (assay_program_place){-1, 0, -1};
     assay_program_drop_graph(p); /* of what it was before */

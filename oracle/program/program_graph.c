@@ -217,8 +217,8 @@ static int64_t axis_size(const void *config, char axis)
 
 static int put_given(graph *g, const assay_program *p, const assay_program_node *node)
 {
-    if (node->given < 0) return graph_number(g, node->text, node->number);
-    const assay_program_tensor *t = &p->tensors[node->given];
+    if (node->input < 0) return graph_number(g, node->text, node->number);
+    const assay_program_tensor *t = &p->tensors[node->input];
     return t->integers ? graph_indices(g, t->path, t->axes) : graph_input(g, t->path, t->axes);
 }
 

@@ -65,7 +65,7 @@ bool assay_program_is_exact(const assay_program *p, const assay_program_node *no
     bool exact = node->step->exact != ASSAY_PROGRAM_NOT_EXACT;
     for (int i = 0; i < node->in_count && node->step->exact == ASSAY_PROGRAM_KEEPS_EXACT; i++) {
         const assay_program_node *x = &p->nodes[node->in[i]];
-        const bool number = x->step == NULL && x->given < 0;
+        const bool number = x->step == NULL && x->input < 0;
         exact &=
             number ? x->number == rint(x->number) : x->exact || (x->integers && strcmp(node->step->name, "where") == 0);
     }
@@ -77,7 +77,7 @@ static assay_status compared(check *c)
 {
     for (int i = 0; i < 2; i++) {
         const assay_program_node *x = operand(c, i);
-        if (!x->exact && !(x->step == NULL && x->given < 0))
+        if (!x->exact && !(x->step == NULL && x->input < 0))
             return assay_fail(
                 c->ctx, ASSAY_BAD_INPUT,
                 "operand %d of %s is expected to follow from whole numbers without a rounding, as float(x) of indices",

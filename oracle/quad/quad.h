@@ -99,7 +99,7 @@ typedef struct quad_decode_config {
     assay_mla_config mla;            /* of a latent cache: what the scale follows from */
     double query_scale;              /* of another; 0: the root of the head's size */
     assay_cache_append_config bytes; /* streams of a cache of bytes; 0: of numbers */
-    bool split;                      /* latents and their rope are two caches */
+    bool split_cache;                /* latents and their rope are two caches */
 } quad_decode_config;
 
 quad_form quad_rms_norm;     /* double: epsilon */

@@ -137,13 +137,13 @@ typedef struct quad_sharding {
 const quad_sharding *quad_sharding_make(quad_tape *t, const quad_moe_config *config, int64_t microbatches,
                                         const int32_t *selected);
 /* The shard at a place of the expert axis that is like this one else. */
-int64_t quad_sharding_peer(const quad_sharding *spread, int64_t shard, int64_t index);
+int64_t quad_sharding_peer(const quad_sharding *sharding, int64_t shard, int64_t index);
 /* The token at a place of what a shard sorts of a part. */
-int64_t quad_sharding_token(const quad_sharding *spread, int64_t shard, int64_t part, int64_t place);
+int64_t quad_sharding_token(const quad_sharding *sharding, int64_t shard, int64_t part, int64_t place);
 /* The choice (token * K + k) at a place of what it has sorted; -1: none. */
-int64_t quad_sharding_choice(const quad_sharding *spread, int64_t shard, int64_t part, int64_t place);
+int64_t quad_sharding_choice(const quad_sharding *sharding, int64_t shard, int64_t part, int64_t place);
 /* [M,C,last], or [M,last] without parts. */
-assay_shape quad_sharding_shape(const quad_sharding *spread, int64_t last);
+assay_shape quad_sharding_shape(const quad_sharding *sharding, int64_t last);
 /* The routed experts' y, and their checkpoints in the rows of each shard. experts [T,K]: whose weights a choice has. */
 quad_node quad_sharding_experts(quad_tape *t, const quad_moe_config *config, quad_node x, const quad_router *r,
-                                const int32_t *experts, const quad_sharding *spread);
+                                const int32_t *experts, const quad_sharding *sharding);

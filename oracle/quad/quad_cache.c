@@ -52,7 +52,7 @@ static quad_written turned(quad_tape *t, const assay_cache_numbers_config *m, qu
 void quad_cache_append(quad_tape *t, const void *config)
 {
     const assay_cache_append_config *c = config;
-    const assay_cache_numbers_config *m = &c->made;
+    const assay_cache_numbers_config *m = &c->numbers;
     const assay_cache_stream *s = c->streams;
     const bool keys = m->second == 0, two = c->stream_count == 2;
     const char *names[2] = {s->numbers, two ? s[1].numbers : s->second};

@@ -105,14 +105,14 @@ static void attend(const cache *k, int64_t b, int64_t i, int64_t head, int64_t f
 }
 
 /* Equal shares of pages or keys; or chunks of what was there before the new tokens, and these. */
-static void part_of(const assay_decode_config *c, int64_t length, int64_t part, int64_t *from, int64_t *to)
+static void split_of(const assay_decode_config *c, int64_t length, int64_t split, int64_t *from, int64_t *to)
 {
     const int64_t before = length < c->sequence ? 0 : length - c->sequence, size = c->max_pages > 0 ? c->page : 1;
-    const int64_t share = ((length + size - 1) / size + c->parts - 1) / c->parts * size;
+    const int64_t share = ((length + size - 1) / size + c->splits - 1) / c->splits * size;
     const int64_t each = c->chunk > 0 ? c->chunk : share, last = c->chunk > 0 ? before : length;
-    const bool own = c->chunk > 0 && part + 1 == c->parts;
-    *from = own ? before : part * each;
-    *to = own ? length : (part + 1) * each < last ? (part + 1) * each : last;
+    const bool own = c->chunk > 0 && split + 1 == c->splits;
+    *from = own ? before : split * each;
+    *to = own ? length : (split + 1) * each < last ? (split + 1) * each : last;
 }
 
 static quad lse_of(const assay_decode_config *c, const sums *s)
@@ -159,7 +159,7 @@ void quad_decode(quad_tape *t, const void *self)
     const int64_t rows = c->batch * c->sequence * c->heads;
     const int64_t cached_rows = c->pages * c->stride * c->kv_heads;
     const char *path = c->latent ? "inputs/kv_cache" : "inputs/key_cache";
-    const int64_t own = config->split ? c->v_dim : c->width;
+    const int64_t own = config->split_cache ? c->v_dim : c->width;
     quad *key = quad_keep(t, cached_rows * c->width, sizeof *key), *value = NULL;
     const bool naive = c->nope > 0;
     const quad given = config->query_scale != 0 ? config->query_scale : 1 / sqrtq(c->width);
@@ -172,8 +172,8 @@ void quad_decode(quad_tape *t, const void *self)
     k.lengths = c->topk > 0 ? quad_input_indices_optional(t, "inputs/topk_length", c->batch)
                             : quad_input_indices(t, "inputs/cache_seqlens", c->batch);
     if (c->max_pages > 0) k.table = quad_input_indices(t, "inputs/block_table", c->batch * c->max_pages);
-    fill_rows(t, config, 0, config->split ? "inputs/ckv_cache" : path, own, c->width, key);
-    if (config->split) fill_rows(t, config, 1, "inputs/kpe_cache", c->width - own, c->width, key + own);
+    fill_rows(t, config, 0, config->split_cache ? "inputs/ckv_cache" : path, own, c->width, key);
+    if (config->split_cache) fill_rows(t, config, 1, "inputs/kpe_cache", c->width - own, c->width, key + own);
     if (!c->latent) value = quad_keep(t, cached_rows * c->v_dim, sizeof *value);
     if (!c->latent) fill_rows(t, config, 1, "inputs/value_cache", c->v_dim, c->v_dim, value);
     k.key = key;
@@ -185,9 +185,9 @@ void quad_decode(quad_tape *t, const void *self)
     quad *lse =
         results(t, "outputs/lse", c->lse_tokens_first ? assay_shape_of(3, b, s, n) : assay_shape_of(3, b, n, s));
     quad *split_out = NULL, *split_lse = NULL;
-    if (c->parts > 0) {
-        split_out = results(t, "checkpoints/partial_out", assay_shape_of(5, c->parts, b, s, n, w.value));
-        split_lse = results(t, "checkpoints/partial_lse", assay_shape_of(4, c->parts, b, n, s));
+    if (c->splits > 0) {
+        split_out = results(t, "checkpoints/partial_out", assay_shape_of(5, c->splits, b, s, n, w.value));
+        split_lse = results(t, "checkpoints/partial_lse", assay_shape_of(4, c->splits, b, n, s));
     }
     quad *query_row = quad_keep(t, w.query + w.value, sizeof *query_row),
          *scratch = quad_keep(t, w.query + w.value, sizeof *query_row);
@@ -198,12 +198,12 @@ void quad_decode(quad_tape *t, const void *self)
         const int64_t place = (at * n + head) * s + i;
         sums found = {.out = out + row * w.value};
         join(c, query, query_pe, row, query_row);
-        for (int64_t part = 0; part < c->parts; part++) {
+        for (int64_t split = 0; split < c->splits; split++) {
             int64_t from, to;
-            part_of(c, length, part, &from, &to);
-            sums of_split = {.out = split_out + (part * rows + row) * w.value};
+            split_of(c, length, split, &from, &to);
+            sums of_split = {.out = split_out + (split * rows + row) * w.value};
             attend(&k, at, i, head, from, to, query_row, scratch, &of_split);
-            split_lse[part * rows + place] = lse_of(c, &of_split);
+            split_lse[split * rows + place] = lse_of(c, &of_split);
         }
         attend(&k, at, i, head, 0, length, query_row, scratch, &found);
         lse[c->lse_tokens_first ? row : place] = lse_of(c, &found);

@@ -12,7 +12,7 @@ void quad_function(quad_tape *t, const void *config)
     c->recipe = &c->config->recipe;
     c->s = c->view->sizes;
     c->factor = c->config->stack.batch_split_factor;
-    quad_take(c);
+    quad_call_run(c);
     if (!quad_others(c)) quad_move(c);
     quad_finish(c);
 }

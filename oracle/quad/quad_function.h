@@ -33,7 +33,7 @@ typedef struct quad_call {
 } quad_call;
 
 /* Takes what is given; gives the results, or of a NAME_bwd the gradients of what stands for its arguments. */
-void quad_take(quad_call *c);
+void quad_call_run(quad_call *c);
 void quad_finish(quad_call *c);
 
 /* Of functions by themselves: arguments and results by their paths. */

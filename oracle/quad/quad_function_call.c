@@ -63,7 +63,7 @@ quad_node quad_of_shard(quad_call *c, quad_node all, int64_t shard)
 }
 
 /* [M,parts,..] as a node of all shards for each microbatch. */
-static void spread(quad_call *c, const assay_function_tensor *tensor, quad_node given)
+static void shard_values(quad_call *c, const assay_function_tensor *tensor, quad_node given)
 {
     int64_t first;
     const int64_t parts = parts_of(c, tensor, &first), columns = columns_of(tensor), shards = c->s.shards;
@@ -71,7 +71,7 @@ static void spread(quad_call *c, const assay_function_tensor *tensor, quad_node 
     quad_node *pieces = quad_keep(c->t, shards, sizeof *pieces);
     for (int64_t i = 0; pieces != NULL && i < parts; i++) {
         for (int64_t shard = 0; shard < shards; shard++)
-            pieces[shard] = quad_part(c->t, given, (shard * parts + i) * count, count / columns, columns);
+            pieces[shard] = quad_span(c->t, given, (shard * parts + i) * count, count / columns, columns);
         c->made[tensor->tensor][first + i] = quad_concatenate(c->t, pieces, shards);
     }
 }
@@ -106,7 +106,7 @@ void quad_set(quad_call *c, bs_tensor tensor, int64_t i, quad_node y)
     for (int64_t shard = 0; shards != NULL && shard < c->s.shards; shard++) {
         const quad *given = quad_residual(c, tensor, shard, i);
         shards[shard] = quad_of_shard(c, y, shard);
-        if (given != NULL) shards[shard] = quad_taken_as(c->t, shards[shard], given);
+        if (given != NULL) shards[shard] = quad_replaced_by(c->t, shards[shard], given);
     }
     if (shards != NULL) c->made[tensor][i] = quad_concatenate(c->t, shards, c->s.shards);
 }
@@ -156,7 +156,7 @@ static quad_node take_numbers(quad_call *c, const assay_function_tensor *tensor)
     return quad_gather(c->t, quad_view(c->t, y, count / parts), part, c->s.shards);
 }
 
-void quad_take(quad_call *c)
+void quad_call_run(quad_call *c)
 {
     for (int i = 0; i < c->view->forward.count; i++) {
         const assay_function_tensor *tensor = &c->view->forward.items[i];
@@ -166,7 +166,7 @@ void quad_take(quad_call *c)
         const assay_function_tensor *tensor = &c->view->forward.items[i];
         if (tensor->result || tensor->integers) continue;
         c->arguments[i] = take_numbers(c, tensor);
-        if (quad_is_of_layer(tensor)) spread(c, tensor, c->arguments[i]);
+        if (quad_is_of_layer(tensor)) shard_values(c, tensor, c->arguments[i]);
     }
     for (int i = 0; i < c->view->own.count; i++) {
         const assay_function_tensor *own = &c->view->own.items[i];

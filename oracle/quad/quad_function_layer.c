@@ -221,7 +221,7 @@ static quad_node kept(quad_call *c, bs_tensor tensor, int64_t i, quad_node y)
         const quad *given = quad_residual(c, tensor, shard, i);
         int64_t rows = 0;
         for (int64_t e = 0; e < c->s.local_experts; e++) rows += sizes[shard * c->s.local_experts + e];
-        parts[2 * shard] = given == NULL || rows > capacity ? first : quad_taken_as(c->t, first, given);
+        parts[2 * shard] = given == NULL || rows > capacity ? first : quad_replaced_by(c->t, first, given);
         parts[2 * shard + 1] = quad_rows_of(c->t, all, capacity, c->s.copies - capacity);
     }
     return parts == NULL ? 0 : quad_concatenate(c->t, parts, 2 * shards);

@@ -4,13 +4,13 @@
 #include "oracle/quad/quad_blocks.h"
 
 /* Sizes of the axes data, fsdp, expert, mlp_tensor; heads of queries and of keys, of one shard. */
-typedef struct spread {
+typedef struct axes {
     int64_t data, fsdp, expert, tensor;
     int64_t heads, kv_heads;
-} spread;
+} axes;
 
 /* The head among all that a shard's own is; `part` of them all are the shard's. Of qkv_proj come queries, keys, values. */
-static int64_t head_of(const spread *m, const char *name, int64_t part, int64_t own)
+static int64_t head_of(const axes *m, const char *name, int64_t part, int64_t own)
 {
     const int64_t parts = m->expert * m->tensor, n = m->heads, g = m->kv_heads;
     const bool of_keys = strcmp(name, "key_proj") == 0 || strcmp(name, "value_proj") == 0;
@@ -21,7 +21,7 @@ static int64_t head_of(const spread *m, const char *name, int64_t part, int64_t 
 }
 
 /* Shard by shard, ((data, fsdp), expert, mlp_tensor); heads are in blocks by (mlp_tensor, expert). [B,S,N,width], or [B,N,S]. */
-static void put_shards(quad_tape *t, const quad_heads *h, const spread *m, const char *path, int64_t width, quad_node x)
+static void put_shards(quad_tape *t, const quad_heads *h, const axes *m, const char *path, int64_t width, quad_node x)
 {
     const bool of_lse = width == 0;
     const char *name = path + strlen("checkpoints/");
@@ -44,12 +44,12 @@ static void put_shards(quad_tape *t, const quad_heads *h, const spread *m, const
 void quad_put_heads(quad_tape *t, const quad_heads *h, const char *path, int64_t width, quad_node x)
 {
     const int64_t *sizes = h->mesh->size;
-    spread m = {quad_one_at_least(sizes[ASSAY_AXIS_DATA]),
-                quad_one_at_least(sizes[ASSAY_AXIS_FSDP]),
-                quad_one_at_least(sizes[ASSAY_AXIS_EXPERT]),
-                quad_one_at_least(sizes[ASSAY_AXIS_MLP_TENSOR]),
-                h->heads,
-                h->kv_heads};
+    axes m = {quad_one_at_least(sizes[ASSAY_AXIS_DATA]),
+              quad_one_at_least(sizes[ASSAY_AXIS_FSDP]),
+              quad_one_at_least(sizes[ASSAY_AXIS_EXPERT]),
+              quad_one_at_least(sizes[ASSAY_AXIS_MLP_TENSOR]),
+              h->heads,
+              h->kv_heads};
     const int64_t parts = m.expert * m.tensor;
     if (x == 0 || !quad_wants(t, path)) return;
     if (h->heads % parts != 0 || h->kv_heads % parts != 0) {

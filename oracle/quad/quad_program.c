@@ -90,7 +90,7 @@ static quad_node arranged(machine *m, const named *x, const char *to, int64_t co
 }
 
 /* Operand i, repeated along the axes of the result. */
-static quad_node spread(machine *m, int i)
+static quad_node broadcast(machine *m, int i)
 {
     return arranged(m, operand(m, i), m->node->axes, 1);
 }
@@ -116,7 +116,7 @@ static quad_node masked(machine *m, const bool *mask, quad_node chosen, quad_nod
 
 static quad_node of_extremes(machine *m, bool larger)
 {
-    const quad_node a = spread(m, 0), b = spread(m, 1);
+    const quad_node a = broadcast(m, 0), b = broadcast(m, 1);
     const int64_t count = quad_rows(m->t, a);
     bool *mask = quad_keep(m->t, count, sizeof *mask), *both = quad_keep(m->t, count, sizeof *both);
     if (mask == NULL || both == NULL || a == 0 || b == 0) return 0;
@@ -132,22 +132,22 @@ static quad_node of_extremes(machine *m, bool larger)
 
 static quad_node add(machine *m)
 {
-    return quad_add(m->t, spread(m, 0), spread(m, 1));
+    return quad_add(m->t, broadcast(m, 0), broadcast(m, 1));
 }
 
 static quad_node sub(machine *m)
 {
-    return quad_add(m->t, spread(m, 0), quad_times(m->t, spread(m, 1), -1));
+    return quad_add(m->t, broadcast(m, 0), quad_times(m->t, broadcast(m, 1), -1));
 }
 
 static quad_node mul(machine *m)
 {
-    return quad_multiply(m->t, spread(m, 0), spread(m, 1));
+    return quad_multiply(m->t, broadcast(m, 0), broadcast(m, 1));
 }
 
 static quad_node quotient(machine *m)
 {
-    return quad_multiply(m->t, spread(m, 0), quad_map(m->t, spread(m, 1), QUAD_RECIPROCAL));
+    return quad_multiply(m->t, broadcast(m, 0), quad_map(m->t, broadcast(m, 1), QUAD_RECIPROCAL));
 }
 
 static quad_node maximum(machine *m)
@@ -172,7 +172,7 @@ static quad_node from_indices(machine *m)
 /* 1 where the numbers are in the order that is asked for: -1, less, or 0, equal. */
 static quad_node compared(machine *m, int order)
 {
-    const quad_node a = spread(m, 0), b = spread(m, 1);
+    const quad_node a = broadcast(m, 0), b = broadcast(m, 1);
     const int64_t count = product_of(m, m->node->axes);
     quad *number;
     const quad_node made = quad_constant(m->t, count, 1, &number);
@@ -197,21 +197,21 @@ static quad_node where(machine *m)
     const int64_t count = product_of(m, m->node->axes);
     const assay_program_node *given = &m->p->nodes[m->node->in[0]];
     bool *mask = quad_keep(m->t, count, sizeof *mask);
-    const quad_node made = given->integers ? 0 : spread(m, 0);
+    const quad_node made = given->integers ? 0 : broadcast(m, 0);
     for (int64_t i = 0; mask != NULL && i < count; i++)
         mask[i] = given->integers ? index_operand(m, 0)[place_in(m, m->node->axes, i, given->axes)] != 0
                                   : made != 0 && quad_values(m->t, made)[i] != 0;
-    return mask == NULL ? 0 : masked(m, mask, spread(m, 1), spread(m, 2));
+    return mask == NULL ? 0 : masked(m, mask, broadcast(m, 1), broadcast(m, 2));
 }
 
 static quad_node square(machine *m)
 {
-    return quad_multiply(m->t, spread(m, 0), spread(m, 0));
+    return quad_multiply(m->t, broadcast(m, 0), broadcast(m, 0));
 }
 
 static quad_node neg(machine *m)
 {
-    return quad_times(m->t, spread(m, 0), -1);
+    return quad_times(m->t, broadcast(m, 0), -1);
 }
 
 /* y, but kink x where x is `one` or `other`: up to a constant, that is what has this slope there. */
@@ -234,7 +234,7 @@ static quad_node on_kinks(machine *m, quad_node x, quad_node y, quad one, quad o
 static quad_node clamp(machine *m)
 {
     const quad low = assay_program_number(m->node, "low"), high = assay_program_number(m->node, "high");
-    const quad_node x = spread(m, 0);
+    const quad_node x = broadcast(m, 0);
     quad_node y = x;
     if (isfinite((double)high)) y = quad_map_with(m->t, y, QUAD_CUT_ABOVE, high);
     if (isfinite((double)low))
@@ -244,13 +244,13 @@ static quad_node clamp(machine *m)
 
 static quad_node magnitude(machine *m)
 {
-    const quad_node x = spread(m, 0);
+    const quad_node x = broadcast(m, 0);
     return on_kinks(m, x, quad_map(m->t, x, QUAD_ABS), 0, 0);
 }
 
 static quad_node relu(machine *m)
 {
-    const quad_node x = spread(m, 0);
+    const quad_node x = broadcast(m, 0);
     return on_kinks(m, x, quad_map(m->t, x, (quad_unary)ASSAY_RELU), 0, 0);
 }
 
@@ -270,20 +270,20 @@ static quad nearest_of(assay_dtype type, quad x)
 /* Gradients pass. */
 static quad_node cast(machine *m)
 {
-    const quad_node x = spread(m, 0);
+    const quad_node x = broadcast(m, 0);
     const int64_t count = quad_rows(m->t, x);
     assay_dtype type;
     quad *numbers = quad_keep(m->t, count, sizeof *numbers);
     if (x == 0 || numbers == NULL || !assay_dtype_from_name(assay_program_axes(m->node, "type"), &type)) return 0;
     for (int64_t i = 0; i < count; i++) numbers[i] = nearest_of(type, quad_values(m->t, x)[i]);
     m->t->straight_through = true;
-    return quad_taken_as(m->t, x, numbers);
+    return quad_replaced_by(m->t, x, numbers);
 }
 
 static quad_node detach(machine *m)
 {
     quad *numbers;
-    const quad_node x = spread(m, 0), y = quad_constant(m->t, quad_rows(m->t, x), 1, &numbers);
+    const quad_node x = broadcast(m, 0), y = quad_constant(m->t, quad_rows(m->t, x), 1, &numbers);
     if (y != 0) memcpy(numbers, quad_values(m->t, x), (size_t)quad_rows(m->t, x) * sizeof *numbers);
     m->t->straight_through = true;
     return y;
@@ -836,7 +836,7 @@ static quad_node compute(machine *m)
     for (size_t i = 0; i < sizeof FUNCTIONS / sizeof *FUNCTIONS; i++)
         if (strcmp(name, FUNCTIONS[i].name) == 0) return FUNCTIONS[i].of(m);
     for (size_t i = 0; i < sizeof MAPS / sizeof *MAPS; i++)
-        if (strcmp(name, MAPS[i].name) == 0) return quad_map(m->t, spread(m, 0), MAPS[i].of);
+        if (strcmp(name, MAPS[i].name) == 0) return quad_map(m->t, broadcast(m, 0), MAPS[i].of);
     quad_refuse(m->t, "%s has no second form", name);
     return 0;
 }
@@ -846,12 +846,12 @@ static void read_given(machine *m, int i)
     const assay_program_node *node = &m->p->nodes[i];
     const int64_t count = assay_shape_count(&node->shape);
     quad *number;
-    if (node->given < 0) {
+    if (node->input < 0) {
         m->made[i] = called(m, quad_constant(m->t, 1, 1, &number), "");
         if (m->made[i].node != 0) *number = node->number;
         return;
     }
-    const char *path = m->p->tensors[node->given].path;
+    const char *path = m->p->tensors[node->input].path;
     if (node->integers) {
         m->indices[i] = quad_input_indices(m->t, path, count);
     } else {

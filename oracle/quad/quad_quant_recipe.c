@@ -153,7 +153,7 @@ static quad_recipe_matrix of_rows(const quad_recipe_layer *l, int64_t columns, c
         .rows = l->rows, .columns = columns, .x = x, .group = l->group, .set = l->set, .counts_all = l->counts_all};
 }
 
-assay_status quad_recipe_take(assay_context *ctx, quad_recipe_layer *l)
+assay_status quad_recipe_quantise(assay_context *ctx, quad_recipe_layer *l)
 {
     const int64_t rows = l->groups * l->k, shards = l->shards > 0 ? l->shards : 1;
     MUST(assay_alloc(ctx, "groups of rows", rows, sizeof *l->all, &l->all));
@@ -168,7 +168,7 @@ assay_status quad_recipe_take(assay_context *ctx, quad_recipe_layer *l)
     return quantise(ctx, &l->of_w, l->recipe, &l->recipe->recipe->w, &l->recipe->w);
 }
 
-assay_status quad_recipe_take_back(assay_context *ctx, quad_recipe_layer *l)
+assay_status quad_recipe_quantise_back(assay_context *ctx, quad_recipe_layer *l)
 {
     const small_type type = type_of(l->recipe->type);
     const assay_quant_recipe *r = l->recipe->recipe;

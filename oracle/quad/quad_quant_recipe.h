@@ -29,8 +29,8 @@ typedef struct quad_recipe_layer {
 } quad_recipe_layer;
 
 /* of_x and of_w; then, once dy is there, the others. */
-assay_status quad_recipe_take(assay_context *ctx, quad_recipe_layer *layer);
-assay_status quad_recipe_take_back(assay_context *ctx, quad_recipe_layer *layer);
+assay_status quad_recipe_quantise(assay_context *ctx, quad_recipe_layer *layer);
+assay_status quad_recipe_quantise_back(assay_context *ctx, quad_recipe_layer *layer);
 void quad_recipe_free(quad_recipe_layer *layer);
 
 /* codes times scales of dy [rows,columns] as a recipe quantises it for dx. */

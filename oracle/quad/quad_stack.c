@@ -57,13 +57,13 @@ static const quad_pieces *microbatches(quad_tape *t, const assay_stack_config *c
 
 /* What a recipe quantises of the schedule's experts: rows of each shard's microbatch, [M,f,R]. */
 typedef struct routed_rows {
-    const quad_sharding *spread;
+    const quad_sharding *sharding;
     int64_t count, *choice, *token, *group; /* of all of them; group: of the shard's own experts, -1: another's */
 } routed_rows;
 
 static void list_rows(quad_tape *t, const quad_sharding *s, routed_rows *r)
 {
-    *r = (routed_rows){.spread = s, .count = s->shards * s->parts * s->copies};
+    *r = (routed_rows){.sharding = s, .count = s->shards * s->parts * s->copies};
     r->choice = quad_indices(t, r->count);
     r->token = quad_indices(t, r->count);
     r->group = quad_indices(t, r->count);
@@ -84,7 +84,7 @@ static void list_rows(quad_tape *t, const quad_sharding *s, routed_rows *r)
 static quad_node experts(quad_tape *t, const assay_stack_config *c, const routed_rows *r, quad_node x,
                          quad_node kernels)
 {
-    const quad_sharding *s = r->spread;
+    const quad_sharding *s = r->sharding;
     const int64_t pieces = s->shards * s->parts, width = quad_rows(t, kernels) / s->expert_shards;
     quad_node *parts = quad_keep(t, pieces, sizeof *parts);
     for (int64_t at = 0; parts != NULL && at < pieces; at++) {
@@ -100,17 +100,17 @@ static quad_node experts(quad_tape *t, const assay_stack_config *c, const routed
 }
 
 /* The routed experts by a recipe: h is weighed before it is quantised. */
-static quad_node quantised_experts(quad_tape *t, const assay_stack_config *c, const quad_sharding *spread, quad_node x,
-                                   const quad_router *router)
+static quad_node quantised_experts(quad_tape *t, const assay_stack_config *c, const quad_sharding *sharding,
+                                   quad_node x, const quad_router *router)
 {
     const quad_moe_config both = {.moe = c->moe};
     const int64_t width = c->moe.moe_mlp_dim;
-    const assay_shape shape = assay_shape_of(4, spread->shards, spread->parts, spread->copies, width);
+    const assay_shape shape = assay_shape_of(4, sharding->shards, sharding->parts, sharding->copies, width);
     quad_mlp m;
     routed_rows r;
     quad_node up[2];
     quad_experts_of(t, &both, &m);
-    list_rows(t, spread, &r);
+    list_rows(t, sharding, &r);
     if (t->status != ASSAY_OK) return 0;
     const quad_node rows = quad_gather(t, x, r.token, r.count);
     const quad_node w[] = {m.w[ASSAY_MLP_WI_0], m.w[ASSAY_MLP_WI_1]};
@@ -169,17 +169,17 @@ static quad_node batch_split(quad_tape *t, const assay_stack_config *c, quad_nod
     const quad_moe_config both = {.moe = c->moe, .sharding = {.mesh = c->sharding.mesh, .weight_before_wo = true}};
     const bool quantises = c->moe.recipe.recipe != NULL;
     const quad_router r = route_by_recipe(t, c, x);
-    const quad_sharding *spread = quad_sharding_make(t, &both, c->batch_split_factor, r.selected);
-    if (spread == NULL) return 0;
-    int32_t *sizes = quad_put_indices(t, "routing/group_sizes", quad_sharding_shape(spread, spread->local_experts));
-    for (int64_t i = 0; sizes != NULL && i < spread->shards * spread->parts * spread->local_experts; i++)
-        sizes[i] = spread->local_sizes[i];
+    const quad_sharding *sharding = quad_sharding_make(t, &both, c->batch_split_factor, r.selected);
+    if (sharding == NULL) return 0;
+    int32_t *sizes = quad_put_indices(t, "routing/group_sizes", quad_sharding_shape(sharding, sharding->local_experts));
+    for (int64_t i = 0; sizes != NULL && i < sharding->shards * sharding->parts * sharding->local_experts; i++)
+        sizes[i] = sharding->local_sizes[i];
     if (quantises) {
         const quad_node shared = quantised_shared(t, c, x);
         t->pieces = NULL; /* rows of experts are their shards' */
-        return quad_add(t, quantised_experts(t, c, spread, x, &r), shared);
+        return quad_add(t, quantised_experts(t, c, sharding, x, &r), shared);
     }
-    return quad_add(t, quad_sharding_experts(t, &both, x, &r, r.selected, spread), quad_shared_of(t, &c->moe, x));
+    return quad_add(t, quad_sharding_experts(t, &both, x, &r, r.selected, sharding), quad_shared_of(t, &c->moe, x));
 }
 
 static quad_node moe(quad_tape *t, const assay_stack_config *c, quad_node x)

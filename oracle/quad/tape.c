@@ -119,7 +119,7 @@ const quad *quad_values(const quad_tape *t, quad_node x)
     return x == 0 ? NULL : t->records[x].values;
 }
 
-quad_node quad_part(quad_tape *t, quad_node x, int64_t offset, int64_t rows, int64_t columns)
+quad_node quad_span(quad_tape *t, quad_node x, int64_t offset, int64_t rows, int64_t columns)
 {
     if (x == 0 || t->status != ASSAY_OK) return 0;
     const quad_record *of = &t->records[x];
@@ -141,12 +141,12 @@ quad_node quad_part(quad_tape *t, quad_node x, int64_t offset, int64_t rows, int
 quad_node quad_view(quad_tape *t, quad_node x, int64_t columns)
 {
     const int64_t count = quad_rows(t, x) * quad_columns(t, x);
-    return quad_part(t, x, 0, columns > 0 ? count / columns : 0, columns);
+    return quad_span(t, x, 0, columns > 0 ? count / columns : 0, columns);
 }
 
 quad_node quad_rows_of(quad_tape *t, quad_node x, int64_t first, int64_t count)
 {
-    return quad_part(t, x, first * quad_columns(t, x), count, quad_columns(t, x));
+    return quad_span(t, x, first * quad_columns(t, x), count, quad_columns(t, x));
 }
 
 quad_node quad_constant(quad_tape *t, int64_t rows, int64_t columns, quad **values)
@@ -209,7 +209,7 @@ static bool wants_gradient(const quad_tape *t, const char *path)
 static quad_node leaf_of(quad_tape *t, const quad_tensor *tensor, int64_t rows, int64_t columns)
 {
     for (quad_node x = 1; x < t->count; x++)
-        if (t->records[x].with == tensor && t->records[x].back == NULL) return quad_part(t, x, 0, rows, columns);
+        if (t->records[x].with == tensor && t->records[x].back == NULL) return quad_span(t, x, 0, rows, columns);
     const quad_record leaf = {.rows = rows,
                               .columns = columns,
                               .values = tensor->values,

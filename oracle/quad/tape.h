@@ -90,11 +90,11 @@ const quad *quad_values(const quad_tape *t, quad_node x);
 /* What comes from elsewhere: a constant to be filled, [rows,columns]. */
 quad_node quad_constant(quad_tape *t, int64_t rows, int64_t columns, quad **values);
 /* `values` [rows,columns] in the place of x's, whose gradient goes back to x as it is. */
-quad_node quad_taken_as(quad_tape *t, quad_node x, const quad *values);
+quad_node quad_replaced_by(quad_tape *t, quad_node x, const quad *values);
 
 /* --- moves --- */
 quad_node quad_view(quad_tape *t, quad_node x, int64_t columns); /* in rows of another length */
-quad_node quad_part(quad_tape *t, quad_node x, int64_t offset, int64_t rows, int64_t columns); /* numbers from one on */
+quad_node quad_span(quad_tape *t, quad_node x, int64_t offset, int64_t rows, int64_t columns); /* numbers from one on */
 quad_node quad_rows_of(quad_tape *t, quad_node x, int64_t first, int64_t count);
 quad_node quad_columns_of(quad_tape *t, quad_node x, int64_t first, int64_t count);
 quad_node quad_beside(quad_tape *t, quad_node a, quad_node b); /* a's columns, then b's; one may be left out */

@@ -284,6 +284,6 @@ quad_node quad_attend(quad_tape *t, const assay_attention_config *config, quad_n
                                                         .segment_ids = segment_ids,
                                                         .out = values,
                                                         .lse = values + out});
-    *lse = quad_part(t, y, out, rows * config->heads / config->sequence, config->sequence);
-    return quad_part(t, y, 0, rows, config->heads * config->v_dim);
+    *lse = quad_span(t, y, out, rows * config->heads / config->sequence, config->sequence);
+    return quad_span(t, y, 0, rows, config->heads * config->v_dim);
 }

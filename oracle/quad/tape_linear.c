@@ -162,7 +162,7 @@ static void linear_back(quad_tape *t, const quad_record *y)
     quad *dx = quad_into(t, y->from[0]), *dw = quad_into(t, y->from[1]);
     if (t->status == ASSAY_OK && l->by != NULL) {
         l->by->dy = dy;
-        t->status = quad_recipe_take_back(t->ctx, l->by);
+        t->status = quad_recipe_quantise_back(t->ctx, l->by);
         of = (operands){.dx_dy = l->by->dx_dy.numbers,
                         .dx_w = l->by->of_w.codes,
                         .dw_x = l->by->dw_x.numbers,
@@ -199,7 +199,7 @@ static operands by_recipe(quad_tape *t, const quad_layer *layer, linear *l)
                                  .x = quad_values(t, layer->x),
                                  .w = quad_values(t, layer->w)};
     t->straight_through = true;
-    t->status = quad_recipe_take(t->ctx, l->by);
+    t->status = quad_recipe_quantise(t->ctx, l->by);
     return (operands){.x = l->by->of_x.numbers, .w = l->by->of_w.numbers};
 }
 
@@ -268,7 +268,7 @@ static void quantised_back(quad_tape *t, const quad_record *y)
 
 quad_node quad_quantised_gradient(quad_tape *t, quad_node x, const assay_quant_recipe_config *recipe)
 {
-    const quad_node y = quad_taken_as(t, x, quad_values(t, x));
+    const quad_node y = quad_replaced_by(t, x, quad_values(t, x));
     assay_quant_recipe_config *with = quad_keep(t, 1, sizeof *with);
     if (y == 0 || with == NULL) return 0;
     *with = *recipe;
@@ -293,5 +293,5 @@ quad_node quad_requantise(quad_tape *t, quad_node h, const assay_quantize_config
     *scale = quad_constant(t, assay_block_count(rows, f->rows), assay_block_count(columns, f->columns), &of_scale);
     if (t->status == ASSAY_OK) quad_requantise_blocks(&of_all, quad_values(t, h), of_codes, of_scale, numbers);
     t->straight_through = true;
-    return t->status == ASSAY_OK ? quad_taken_as(t, h, numbers) : 0;
+    return t->status == ASSAY_OK ? quad_replaced_by(t, h, numbers) : 0;
 }

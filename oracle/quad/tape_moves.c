@@ -143,7 +143,7 @@ static void as_it_is(quad_tape *t, const quad_record *y)
     if (into != NULL) add_rows(y->rows, y->columns, into, NULL, y->gradient, NULL);
 }
 
-quad_node quad_taken_as(quad_tape *t, quad_node x, const quad *values)
+quad_node quad_replaced_by(quad_tape *t, quad_node x, const quad *values)
 {
     quad_node y;
     if (x == 0) return 0;

@@ -51,5 +51,5 @@ unsigned fuzz_byte(fuzz_bytes *bytes);
 int fuzz_below(fuzz_bytes *bytes, int most);
 int64_t fuzz_number(fuzz_bytes *bytes); /* small ones, and those at the edges of types */
 /* The next bytes, at most `most`; *size says how many. */
-const uint8_t *fuzz_take(fuzz_bytes *bytes, size_t most, size_t *size);
-void fuzz_take_text(fuzz_bytes *bytes, char *text, size_t size); /* no zeros in it */
+const uint8_t *fuzz_consume(fuzz_bytes *bytes, size_t most, size_t *size);
+void fuzz_consume_text(fuzz_bytes *bytes, char *text, size_t size); /* no zeros in it */

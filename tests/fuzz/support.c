@@ -120,7 +120,7 @@ int64_t fuzz_number(fuzz_bytes *bytes)
     return number;
 }
 
-const uint8_t *fuzz_take(fuzz_bytes *bytes, size_t most, size_t *size)
+const uint8_t *fuzz_consume(fuzz_bytes *bytes, size_t most, size_t *size)
 {
     const uint8_t *here = bytes->at;
     const size_t left = (size_t)(bytes->end - bytes->at);
@@ -129,10 +129,10 @@ const uint8_t *fuzz_take(fuzz_bytes *bytes, size_t most, size_t *size)
     return here;
 }
 
-void fuzz_take_text(fuzz_bytes *bytes, char *text, size_t size)
+void fuzz_consume_text(fuzz_bytes *bytes, char *text, size_t size)
 {
     size_t length = 0;
-    const uint8_t *from = fuzz_take(bytes, fuzz_byte(bytes) % size, &length);
+    const uint8_t *from = fuzz_consume(bytes, fuzz_byte(bytes) % size, &length);
     if (length > 0) memcpy(text, from, length);
     text[length] = '\0';
     for (size_t i = 0; i < length; i++) text[i] = (char)(text[i] == '\0' ? '0' : text[i]);

@@ -99,12 +99,12 @@ static int odd_backend(const assay_backend_request *request)
         if (how & 32) result->path = NULL;
         if (how & 64) result->dims = NULL;
         if (!(how & 128)) memset(result->data, (int)fuzz_byte(&given), (size_t)count * 8);
-        const uint8_t *bytes = fuzz_take(&given, fuzz_byte(&given), &size);
+        const uint8_t *bytes = fuzz_consume(&given, fuzz_byte(&given), &size);
         if (size > (size_t)count * 8) size = (size_t)count * 8;
         if (size > 0) memcpy(result->data, bytes, size);
     }
     size_t size = 0;
-    const uint8_t *message = fuzz_take(&given, (size_t)request->message_size, &size);
+    const uint8_t *message = fuzz_consume(&given, (size_t)request->message_size, &size);
     if (size > 0) memcpy(request->message, message, size);
     return code > 3 ? ASSAY_BACKEND_DONE : code;
 }

@@ -156,7 +156,7 @@ static void write_attribute(fuzz_bytes *bytes, hid_t object)
     if (which < NAMES) {
         snprintf(name, sizeof name, "%s", names[which]);
     } else {
-        fuzz_take_text(bytes, name, sizeof name);
+        fuzz_consume_text(bytes, name, sizeof name);
     }
     const bool plain = fuzz_below(bytes, 4) != 0;
     const hid_t type = plain ? text_type(bytes) : draw_type(bytes);
@@ -164,7 +164,7 @@ static void write_attribute(fuzz_bytes *bytes, hid_t object)
     if (H5Sget_simple_extent_type(space) != H5S_SIMPLE) count = 1;
     const size_t size = H5Tget_size(type);
     const int text = fuzz_below(bytes, TEXTS + 1);
-    if (text == TEXTS) fuzz_take_text(bytes, own, sizeof own);
+    if (text == TEXTS) fuzz_consume_text(bytes, own, sizeof own);
     const char *value = text < TEXTS ? texts[text] : own;
     const bool fits = count > 0 && size > 0 && (size_t)count <= sizeof data / size;
     memset(data, 0, sizeof data);
@@ -253,7 +253,7 @@ static void add_object(fuzz_bytes *bytes, hid_t file, hid_t links)
     if (which < NAMES) {
         snprintf(name, sizeof name, "%s", names[which]);
     } else {
-        fuzz_take_text(bytes, name, sizeof name);
+        fuzz_consume_text(bytes, name, sizeof name);
     }
     if (fuzz_below(bytes, 8) == 7) {
         add_links(bytes, file, name, links);
@@ -270,7 +270,7 @@ static void add_object(fuzz_bytes *bytes, hid_t file, hid_t links)
     const bool plain = class == H5T_FLOAT || class == H5T_INTEGER || class == H5T_ENUM || class == H5T_OPAQUE;
     if (id >= 0 && plain && count > 0 && how != 0 && (size_t)count * size <= sizeof data) {
         size_t given = 0;
-        const uint8_t *from = fuzz_take(bytes, (size_t)fuzz_byte(bytes), &given);
+        const uint8_t *from = fuzz_consume(bytes, (size_t)fuzz_byte(bytes), &given);
         memset(data, how == 1 ? 0xff : 0, (size_t)count * size);
         if (given > 0) memcpy(data, from, given < (size_t)count * size ? given : (size_t)count * size);
         H5Dwrite(id, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, data);
@@ -300,7 +300,7 @@ static void change_object(fuzz_bytes *bytes, hid_t file)
         const hid_t old = H5Aopen(id, attribute, H5P_DEFAULT), text = H5Tcopy(H5T_C_S1);
         char value[300];
         const char *values[64];
-        fuzz_take_text(bytes, value, sizeof value);
+        fuzz_consume_text(bytes, value, sizeof value);
         for (int i = 0; i < 64; i++) values[i] = value;
         H5Tset_size(text, H5T_VARIABLE);
         H5Tset_cset(text, H5T_CSET_UTF8);
@@ -310,12 +310,12 @@ static void change_object(fuzz_bytes *bytes, hid_t file)
         if (old >= 0) H5Aclose(old);
         H5Tclose(text);
     }
-    fuzz_take_text(bytes, name, sizeof name);
+    fuzz_consume_text(bytes, name, sizeof name);
     if (what == 3 && path[0] != '/') H5Ldelete(file, path, H5P_DEFAULT);
     if (what == 4 && path[0] != '/') H5Lmove(file, path, file, name, H5P_DEFAULT, H5P_DEFAULT);
     if (what == 5 && path[0] != '/') {
         size_t given = 0;
-        const uint8_t *from = fuzz_take(bytes, sizeof data, &given);
+        const uint8_t *from = fuzz_consume(bytes, sizeof data, &given);
         const hid_t type = H5Dget_type(id);
         memset(data, 0, sizeof data);
         if (given > 0) memcpy(data, from, given);

@@ -56,7 +56,7 @@ static bool mpi_has(void *self, int from)
     return there != 0;
 }
 
-static void *mpi_take(void *self, int from, size_t *bytes)
+static void *mpi_receive(void *self, int from, size_t *bytes)
 {
     const struct timespec pause = {0, 1000000};
     MPI_Status found;
@@ -92,7 +92,7 @@ bool assay_transport_open(assay_transport *transport)
         return false;
     }
     *transport =
-        (assay_transport){.self = sent, .send = mpi_send, .has = mpi_has, .take = mpi_take, .close = mpi_close};
+        (assay_transport){.self = sent, .send = mpi_send, .has = mpi_has, .take = mpi_receive, .close = mpi_close};
     MPI_Comm_rank(MPI_COMM_WORLD, &transport->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &transport->size);
     return true;

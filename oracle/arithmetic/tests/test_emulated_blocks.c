@@ -201,7 +201,7 @@ TEST(test_emulated_truncation)
 
 /* --- block-scaled operands --- */
 
-static double spread_of_members(product *p, const assay_precision *precision)
+static double deviation_of_members(product *p, const assay_precision *precision)
 {
     enum { MEMBERS = 16 };
     double squares = 0;
@@ -223,12 +223,12 @@ TEST(test_scaled_products_against_a_kernel)
         for (int form = 0; form < 16; form++) {
             const assay_product kind = form & 4 ? ASSAY_PRODUCT_LINEAR : ASSAY_PRODUCT_LINEAR_GRADIENT;
             OWNED_BY(product_free) product p = product_of(37, 41, depths[d], form & 8 ? 2 : 0, form & 3, kind);
-            const double spread = spread_of_members(&p, &fp8_precision);
+            const double deviation = deviation_of_members(&p, &fp8_precision);
             for (int way = 0; way < 4; way++) {
                 const fp8_kernel kernel = {
                     .types.storage = ASSAY_BFLOAT16, .power_of_two = (way & 1) != 0, .bits = way & 2 ? 13 : 0};
                 evaluate(&p, &fp8_arithmetic, &kernel.types, 1);
-                const double ratio = sqrt(mean_square(&p)) / spread;
+                const double ratio = sqrt(mean_square(&p)) / deviation;
                 if (!(ratio > (form & 8 ? 0.2 : 0.4) && ratio < 1.05))
                     fail_msg("depth %lld, form %d, kernel %d: %g", (long long)depths[d], form, way, ratio);
             }
@@ -271,7 +271,7 @@ TEST(test_each_block_has_its_scale)
     for (int form = 0; form < 4; form++) {
         OWNED_BY(product_free) product p = product_of(19, 23, 256, 0, form, ASSAY_PRODUCT_LINEAR);
         double *a = (double *)(uintptr_t)p.args.a, *b = (double *)(uintptr_t)p.args.b;
-        const double usual = spread_of_members(&p, &fp8_precision);
+        const double usual = deviation_of_members(&p, &fp8_precision);
         for (int64_t i = 0; i < 19 * 128; i++) {
             const int64_t outer = i / 128, inner = 128 + i % 128;
             a[p.args.transpose_a ? inner * 19 + outer : outer * 256 + inner] *= 0x1p-18;
@@ -280,7 +280,7 @@ TEST(test_each_block_has_its_scale)
             const int64_t outer = i / 128, inner = 128 + i % 128;
             b[p.args.transpose_b ? outer * 256 + inner : inner * 23 + outer] *= 0x1p18;
         }
-        const double scaled = spread_of_members(&p, &fp8_precision);
+        const double scaled = deviation_of_members(&p, &fp8_precision);
         assert_true(scaled > 0.8 * usual && scaled < 1.25 * usual);
         for (int fault = 0; fault < 2; fault++) {
             const fp8_kernel kernel = {.types.storage = ASSAY_BFLOAT16,
@@ -354,7 +354,7 @@ TEST_WITH_CONTEXT(test_other_products_are_not_scaled)
 TEST(test_sums_in_pieces)
 {
     OWNED_BY(product_free) product p = product_of(29, 31, 384, 0, 0, ASSAY_PRODUCT_LINEAR);
-    const double spread = spread_of_members(&p, &fp8_precision);
+    const double deviation = deviation_of_members(&p, &fp8_precision);
     double squares = 0;
     for (uint64_t seed = 0; seed < 16; seed++) {
         const assay_emulation e = member(&fp8_precision, seed);
@@ -370,7 +370,7 @@ TEST(test_sums_in_pieces)
         assert_ok(&ctx, assay_matmul(&ctx, &piece.args));
         squares += mean_square(&p) / 16;
     }
-    assert_true(sqrt(squares) > 0.9 * spread && sqrt(squares) < 1.1 * spread);
+    assert_true(sqrt(squares) > 0.9 * deviation && sqrt(squares) < 1.1 * deviation);
 }
 
 TEST(test_no_steps_and_no_rows)

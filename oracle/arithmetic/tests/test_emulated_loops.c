@@ -58,7 +58,7 @@ TEST(rounding_does_not_depend_on_isa)
 TEST(errors_of_sums_do_not_depend_on_isa)
 {
     static const assay_isa isas[] = {ASSAY_ISA_AVX2, ASSAY_ISA_AVX512};
-    const emulated_sum_error error = {.whole = 1e-14, .spread = 1e-15, .mean = 1e-9};
+    const emulated_sum_error error = {.of_result = 1e-14, .of_norm = 1e-15, .mean = 1e-9};
     double values[COUNT], columns[COUNT], expected[COUNT], found[COUNT];
     float float32_columns[COUNT], rows[2] = {0.25f, 3};
     fill(values, COUNT);

@@ -2,7 +2,7 @@
  * harness/tests/test_certified.c has it against the second form. */
 #include "oracle/blocks/mla.h"
 #include "oracle/blocks/tests/block_problem.h"
-#include "oracle/ops/quantised_spread.h"
+#include "oracle/ops/quantised_deviation.h"
 #include "tests/support/test_tensors.h"
 
 /* Epsilon is large enough to be seen when it is in the wrong place. */
@@ -162,8 +162,8 @@ TEST(test_emulated_runs_move_what_a_recipe_quantises)
     block_run(&emulated, &p);
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         char checkpoint[ASSAY_PATH_SIZE], path[ASSAY_PATH_SIZE];
-        OWNED_BY(test_tensors_free) test_tensors spreads = {0};
-        const assay_source in = test_tensors_source(&spreads);
+        OWNED_BY(test_tensors_free) test_tensors deviations = {0};
+        const assay_source in = test_tensors_source(&deviations);
         const int tensor = graph_find(&g, table[i].of);
         int64_t count = graph_size(&g, tensor);
         for (int k = 0; k < g.gradient_count && tensor == 0; k++) {
@@ -171,13 +171,13 @@ TEST(test_emulated_runs_move_what_a_recipe_quantises)
             if (strcmp(row->name, table[i].of) == 0) count = assay_tensor_row_count(row);
         }
         snprintf(checkpoint, sizeof checkpoint, "checkpoints/%s", table[i].of);
-        assay_spread_path(checkpoint, path);
-        double *spread = test_tensors_add(&spreads, path, count);
-        for (int64_t k = 0; k < count; k++) spread[k] = 1e-3;
+        assay_deviation_path(checkpoint, path);
+        double *deviation = test_tensors_add(&deviations, path, count);
+        for (int64_t k = 0; k < count; k++) deviation[k] = 1e-3;
         moved.in = &in;
         block_begin(&moved);
-        assert_ok(&emulated, graph_read_spreads(&emulated, &moved.run));
-        assert_int_equal(spreads.reads, count);
+        assert_ok(&emulated, graph_read_deviations(&emulated, &moved.run));
+        assert_int_equal(deviations.reads, count);
         assert_ok(&emulated, graph_forward(&emulated, &moved.run));
         assert_ok(&emulated, block_backward(&emulated, &moved));
         assert_same_bits(block_value(&moved, "out_proj"), block_value(&p, "out_proj"), p.tokens * p.dim);

@@ -206,8 +206,8 @@ static void open_example(example *e)
     const int w = weight(g, "w", "DE"), u = weight(g, "u", "Hh"), scale = weight(g, "scale", "H"),
               v = weight(g, "v", "HD");
     e->up = graph_named(g, "up", graph_linear(g, "SE", e->x, w, 0, NULL));
-    e->left = graph_part(g, "SH", e->up, 'E', 0);
-    e->right = graph_part(g, "SH", e->up, 'E', HALF);
+    e->left = graph_slice(g, "SH", e->up, 'E', 0);
+    e->right = graph_slice(g, "SH", e->up, 'E', HALF);
     e->product = graph_linear(g, "SH", e->left, u, 0, NULL);
     e->sum = graph_named(g, "sum", add_sum(g, graph_rms_norm(g, e->product, scale, 1e-3), e->right, 0));
     e->y = graph_named(g, "y", graph_linear(g, "SD", e->sum, v, 0, NULL));
@@ -275,7 +275,7 @@ TEST_WITH_CONTEXT(test_what_is_there_is_not_computed_and_what_is_lent_stays)
     assert_all_nan(e.run.value[e.y], ROWS * DIM);
     assert_ok(&ctx, graph_forward(&ctx, &e.run));
     assert_int_equal(sums, 0);
-    OWNED double *y = graph_take(&e.run, e.y);
+    OWNED double *y = graph_release_value(&e.run, e.y);
     graph_close(&e.run); /* frees neither */
     assert_all_nan(y, ROWS * DIM);
 }
@@ -315,7 +315,7 @@ TEST_WITH_CONTEXT(test_columns_are_read_in_parts)
     double dup[ROWS][2 * HALF], dleft[ROWS][HALF], dright[ROWS][HALF];
     OWNED_BY(close_example) example e;
     open_example(&e);
-    assert_true(e.g.tensors[e.up].in_parts);
+    assert_true(e.g.tensors[e.up].read_in_slices);
     graph_want_gradient(&e.run, e.left, dleft[0]);
     graph_want_gradient(&e.run, e.right, dright[0]);
     run_example(&ctx, &e);

@@ -4,7 +4,7 @@
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/layer/batch_split_function.h"
 #include "oracle/layer/tests/layer_case.h"
-#include "oracle/ops/quantised_spread.h"
+#include "oracle/ops/quantised_deviation.h"
 #include "oracle/ops/tests/ops_test.h"
 #include "tests/support/test_tensors.h"
 
@@ -129,13 +129,13 @@ TEST(what_is_made_and_quantised_is_shown_and_moved)
             if (t == NULL) fail_msg("%s shows no %s", assay_function_name(function(i)), made.items[k].path);
             assert_int_equal(t->count, assay_shape_count(&made.items[k].shape));
             assert_int_equal(t->written, t->count);
-            assay_spread_path(made.items[k].path, path);
+            assay_deviation_path(made.items[k].path, path);
             double *values = test_tensors_add(&in, path, t->count);
             for (int64_t n = 0; n < t->count; n++) values[n] = 0.05;
         }
         run(&ctx, &config, &in, &spread); /* no emulated run */
         const assay_emulation emulation = {
-            .precision = {.given = ASSAY_FLOAT64}, .storage = ASSAY_FLOAT64, .multiply = ASSAY_FLOAT64, .seed = 5};
+            .precision = {.inputs = ASSAY_FLOAT64}, .storage = ASSAY_FLOAT64, .multiply = ASSAY_FLOAT64, .seed = 5};
         ctx.emulation = &emulation;
         run(&ctx, &config, &in, &moved);
         bool other = false;

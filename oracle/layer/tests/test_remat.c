@@ -133,11 +133,11 @@ static void put_numbers(assay_context *ctx, assay_remat_store *store, int64_t la
 static void assert_taken(assay_context *ctx, assay_remat_store *store, int64_t layer, int slot, int64_t count)
 {
     double *values = NULL, *expected = numbers(count, (double)(100 * layer + slot));
-    assert_ok(ctx, assay_remat_take(ctx, store, layer, slot, &values));
+    assert_ok(ctx, assay_remat_load(ctx, store, layer, slot, &values));
     assert_non_null(values);
     assert_same_bits(values, expected, count);
     free(values);
-    assert_ok(ctx, assay_remat_take(ctx, store, layer, slot, &values));
+    assert_ok(ctx, assay_remat_load(ctx, store, layer, slot, &values));
     assert_null(values); /* once */
     free(expected);
 }
@@ -164,7 +164,7 @@ TEST_WITH_CONTEXT(test_store)
         assert_taken(&ctx, store, layer, ASSAY_REMAT_DECODER_LAYER_INPUT, 5 + layer);
         assert_taken(&ctx, store, layer, ASSAY_REMAT_ATTENTION_OUT, 7 + layer);
         assert_taken(&ctx, store, layer, ASSAY_REMAT_LSE, 2);
-        assert_ok(&ctx, assay_remat_take(&ctx, store, layer, ASSAY_REMAT_MLPWO, &values));
+        assert_ok(&ctx, assay_remat_load(&ctx, store, layer, ASSAY_REMAT_MLPWO, &values));
         assert_null(values);
     }
     assay_remat_close(store);

@@ -29,7 +29,7 @@ TEST_WITH_CONTEXT(chunks_of_the_context_and_the_new_tokens)
                                                                 {{0}, {0}, {0}, {0}, {0}, {0, 1, 2}}};
     const assay_decode_inputs in = {.cache_seqlens = lengths};
     OWNED_BY(assay_decode_plan_free) assay_decode_plan plan = {0};
-    c.sequence = 3, c.pages = B, c.page = c.stride = 20, c.max_pages = 0, c.parts = 6, c.chunk = 4;
+    c.sequence = 3, c.pages = B, c.page = c.stride = 20, c.max_pages = 0, c.splits = 6, c.chunk = 4;
     assert_ok(&ctx, assay_decode_plan_make(&ctx, &c, &in, &plan));
     for (int i = 0; i < 2 * 6 * 3; i++) {
         const assay_key_range *seen = &plan.seen[i];
@@ -46,7 +46,7 @@ TEST_WITH_CONTEXT(entries_of_lists)
     const int rows[2][3] = {{5, 7, 0}, {1, 6}}, starts[2][3] = {{0, 2, 3}, {0, 1, 2}};
     const assay_decode_inputs in = {.indices = indices, .topk_length = counts};
     OWNED_BY(assay_decode_plan_free) assay_decode_plan plan = {0};
-    c.batch = c.pages = c.parts = 2, c.sequence = 1, c.page = 3, c.stride = c.topk = 5;
+    c.batch = c.pages = c.splits = 2, c.sequence = 1, c.page = 3, c.stride = c.topk = 5;
     assert_ok(&ctx, assay_decode_plan_make(&ctx, &c, &in, &plan));
     for (int i = 0; i < 2 * 3; i++) {
         assert_int_equal(plan.starts[i], starts[i / 3][i % 3]);

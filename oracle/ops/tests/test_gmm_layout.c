@@ -67,9 +67,9 @@ TEST_WITH_CONTEXT(test_refused_layouts)
 TEST(test_packed_rows_come_back)
 {
     static const int64_t places[] = {4, 0, 2};
-    const double spread[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
+    const double unpacked[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
     double packed[6], back[10];
-    assay_gmm_pack(packed, spread, 2, places, 3);
+    assay_gmm_pack(packed, unpacked, 2, places, 3);
     assert_memory_equal(packed, ((double[]){9, 10, 1, 2, 5, 6}), sizeof packed);
     assay_fill_nan(back, 10);
     assay_gmm_scatter(back, 5, packed, 2, places, 3);

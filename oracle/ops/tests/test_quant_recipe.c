@@ -15,7 +15,7 @@ static assay_status quantise(assay_context *ctx, assay_quant_recipe_operands *o,
                              const double *dy, const int32_t *groups, const assay_gmm_dims *of,
                              const assay_quant_recipe_config *config)
 {
-    const assay_quant_recipe_given given = {.x = x, .w = w, .dy = dy, .group_sizes = groups};
+    const assay_quant_recipe_inputs given = {.x = x, .w = w, .dy = dy, .group_sizes = groups};
     return assay_quant_recipe_quantise(ctx, o, &given, of, config);
 }
 

@@ -1,5 +1,5 @@
 #include "oracle/arithmetic/emulated.h"
-#include "oracle/ops/quantised_spread.h"
+#include "oracle/ops/quantised_deviation.h"
 #include "oracle/ops/requantise.h"
 #include "oracle/ops/tests/ops_test.h"
 
@@ -21,16 +21,16 @@ static void fill(double *h)
 TEST(emulated_runs_cross_boundaries_within_reach)
 {
     const assay_quantize_config config = config_of("mxfp4");
-    double spread[COUNT] = {0}, h[COUNT], codes[COUNT], scales[COUNT];
+    double deviation[COUNT] = {0}, h[COUNT], codes[COUNT], scales[COUNT];
     int others = 0;
-    spread[5] = 0.01;
+    deviation[5] = 0.01;
     for (int run = -1; run < 64; run++) {
         const assay_emulation emulation = {.seed = (uint64_t)(run + 1), .nearest = run < 0};
         assay_context ctx = assay_context_default(1);
         for (int i = 0; i < COUNT; i++) h[i] = 4;
         h[5] = 2.5 + 0.02; /* the boundary of 2 and 3 is 2.5 */
         ctx.emulation = &emulation;
-        assert_ok(&ctx, assay_requantise(&ctx, codes, scales, h, spread, &config));
+        assert_ok(&ctx, assay_requantise(&ctx, codes, scales, h, deviation, &config));
         assert_true(codes[5] == 3 || codes[5] == 2);
         if (run < 0) assert_true(codes[5] == 3);
         others += codes[5] == 2;
@@ -53,17 +53,17 @@ TEST_WITH_CONTEXT(numbers_that_are_none_are_refused)
 TEST_WITH_CONTEXT(numbers_are_moved_within_reach)
 {
     const assay_emulation emulation = {.seed = 5};
-    double x[64], spread[64], moved[64], largest = 0;
+    double x[64], deviation[64], moved[64], largest = 0;
     for (int i = 0; i < 64; i++) {
         x[i] = i == 7 ? 0 : 1 + i;
-        spread[i] = 0.25;
+        deviation[i] = 0.25;
     }
-    assay_spread_move(&ctx, 64, x, spread, moved);
+    assay_deviation_move(&ctx, 64, x, deviation, moved);
     assert_memory_equal(moved, x, sizeof x);
     ctx.emulation = &emulation;
-    assay_spread_move(&ctx, 64, x, NULL, moved);
+    assay_deviation_move(&ctx, 64, x, NULL, moved);
     assert_memory_equal(moved, x, sizeof x);
-    assay_spread_move(&ctx, 64, x, spread, moved);
+    assay_deviation_move(&ctx, 64, x, deviation, moved);
     for (int i = 0; i < 64; i++) largest = fmax(largest, fabs(moved[i] - x[i]));
-    assert_true(moved[7] == 0 && largest > 1.5 && largest <= 0.25 * ASSAY_SPREAD_REACH);
+    assert_true(moved[7] == 0 && largest > 1.5 && largest <= 0.25 * ASSAY_DEVIATION_REACH);
 }

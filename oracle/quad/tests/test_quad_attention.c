@@ -281,7 +281,7 @@ static quad_decode_config one_head(int64_t pages, int64_t page, int64_t stride, 
 TEST(test_decode)
 {
     quad_decode_config config = one_head(3, 1, 1, INFINITY);
-    config.decode.sequence = config.decode.parts = 2;
+    config.decode.sequence = config.decode.splits = 2;
     config.query_scale = 2;
     config.decode.max_pages = 3;
     config.decode.base_2 = true;
@@ -304,7 +304,7 @@ TEST(test_decode)
 TEST(test_decode_chunks)
 {
     quad_decode_config config = one_head(1, 6, 6, -INFINITY);
-    config.decode.parts = 3, config.decode.chunk = 2;
+    config.decode.splits = 3, config.decode.chunk = 2;
     OWNED_BY(case_end) quad_case c;
     case_start(&c, 1);
     case_values(&c, "inputs/query", (double[]){1}, DIMS(1, 1, 1, 1));

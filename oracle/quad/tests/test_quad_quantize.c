@@ -91,7 +91,7 @@ TEST(a_page_of_an_indexer)
     OWNED_BY(case_end) quad_case c;
     static double x[4] = {6, -3, 0, 0.5};
     assay_cache_append_config config = {
-        .tokens = 1, .stream_count = 1, .made = {.tokens = 1, .heads = 1, .columns = 4}};
+        .tokens = 1, .stream_count = 1, .numbers = {.tokens = 1, .heads = 1, .columns = 4}};
     assay_cache_stream *s = config.streams;
     *s = (assay_cache_stream){.numbers = "key", .bytes = "key_cache", .scales = "s", .scale = "k", .first_columns = 4};
     s->cache = (assay_cache_config){.format = assay_cache_format_by_name("fp8_indexer"),

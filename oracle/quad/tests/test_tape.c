@@ -15,7 +15,7 @@ static quad_node x_of(quad_tape *t)
 
 static quad_node w_of(quad_tape *t, int64_t first, int64_t count, int64_t columns)
 {
-    return quad_part(t, quad_input(t, "weights/w", 1, WEIGHTS), first, count, columns);
+    return quad_span(t, quad_input(t, "weights/w", 1, WEIGHTS), first, count, columns);
 }
 
 static void put(quad_tape *t, quad_node y)
@@ -144,10 +144,10 @@ static void attended(quad_tape *t, const void *self)
     const attending *a = self;
     const int64_t kv = a->config.kv_heads;
     quad_node lse;
-    const quad_node query = quad_part(t, quad_input(t, "weights/w", 1, WEIGHTS), 0, 8, 8);
-    const quad_node key = quad_part(t, quad_input(t, "weights/w", 1, WEIGHTS), 64, 8, 2 * kv);
-    const quad_node value = quad_part(t, x_of(t), 0, 8, kv);
-    const quad_node out = quad_attend(t, &a->config, query, key, value, a->sinks ? quad_part(t, x_of(t), 20, 1, 4) : 0,
+    const quad_node query = quad_span(t, quad_input(t, "weights/w", 1, WEIGHTS), 0, 8, 8);
+    const quad_node key = quad_span(t, quad_input(t, "weights/w", 1, WEIGHTS), 64, 8, 2 * kv);
+    const quad_node value = quad_span(t, x_of(t), 0, 8, kv);
+    const quad_node out = quad_attend(t, &a->config, query, key, value, a->sinks ? quad_span(t, x_of(t), 20, 1, 4) : 0,
                                       a->segments ? segments : NULL, &lse);
     quad_put(t, "outputs/y", assay_shape_of(2, (int64_t)8, (int64_t)4), out);
     if (!a->segments) quad_put(t, "outputs/lse", assay_shape_of(2, (int64_t)8, (int64_t)4), lse);
@@ -296,7 +296,7 @@ TEST(test_attention)
 /* What is taken as other numbers has their values, and its own gradient. */
 static void taken(quad_tape *t, const void *config)
 {
-    put(t, quad_multiply(t, quad_taken_as(t, x_of(t), config), x_of(t)));
+    put(t, quad_multiply(t, quad_replaced_by(t, x_of(t), config), x_of(t)));
 }
 
 TEST(test_straight_through)

@@ -9,5 +9,5 @@
  * `precision`; where the candidate gives h itself (a run stage by stage), of its storage alone. `h`: NULL, or gets every h as the
  * plan's case has it, and then every spread is added; codes are then judged one by one, so no spread of an h that has some is below
  * what storing gate, up and h makes. Both sets start zeroed. */
-assay_status assay_hidden_spread(assay_context *ctx, const assay_plan *plan, const assay_precision *precision,
-                                 const assay_source *in, assay_tensor_set *h, assay_tensor_set *spread);
+assay_status assay_hidden_deviation(assay_context *ctx, const assay_plan *plan, const assay_precision *precision,
+                                    const assay_source *in, assay_tensor_set *h, assay_tensor_set *deviation);

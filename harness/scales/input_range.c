@@ -89,9 +89,9 @@ assay_status assay_settle_inputs(assay_context *ctx, const assay_plan *plan, con
     for (int p = 0; p < plan->precision_count; p++) {
         const char *changed = NULL;
         precisions[p] = plan->precisions[p];
-        if (!exact && !precisions[p].given_beyond) continue;
+        if (!exact && !precisions[p].inputs_beyond) continue;
         MUST(look(ctx, plan, in, &precisions[p], piece, &changed));
-        if (changed == NULL) precisions[p].given = ASSAY_FLOAT64;
+        if (changed == NULL) precisions[p].inputs = ASSAY_FLOAT64;
         if (!exact || changed == NULL) continue;
         bool others = false;
         MUST(look_at_results(ctx, plan, in, &precisions[p], &others));

@@ -55,7 +55,7 @@ static assay_status check(const assay_describer *d, const assay_routing_config *
     return ASSAY_OK;
 }
 
-void assay_describe_given_choice(assay_describer *d, const assay_routing_config *config)
+void assay_describe_choice_input(assay_describer *d, const assay_routing_config *config)
 {
     const assay_model_config *m = &d->c->config;
     const assay_fill random = assay_fill_range(ASSAY_INTEGERS, 0.0, (double)(config->num_experts - 1));

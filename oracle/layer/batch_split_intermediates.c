@@ -46,11 +46,11 @@ static bool part_wanted(void *self, const char *path)
     return assay_wants(p->run->stack->out, path);
 }
 
-static bs_parted *find(bs_shown *p, const char *path)
+static bs_gathered *find(bs_shown *p, const char *path)
 {
     for (int i = 0; i < p->count; i++)
         if (strcmp(p->tensors[i].path, path) == 0) return &p->tensors[i];
-    assert(p->count < BS_MOST_PARTED);
+    assert(p->count < BS_MOST_GATHERED);
     snprintf(p->tensors[p->count].path, ASSAY_PATH_SIZE, "%s", path);
     return &p->tensors[p->count++];
 }
@@ -58,7 +58,7 @@ static bs_parted *find(bs_shown *p, const char *path)
 static assay_status part_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
 {
     bs_shown *p = self;
-    bs_parted *t = find(p, path);
+    bs_gathered *t = find(p, path);
     const int64_t rows = rows_of(p, path), width = count / rows, parts = p->run->sizes.shards * p->run->factor;
     if (t->values == NULL) MUST(assay_alloc_f64(ctx, path, parts * count, &t->values));
     for (int64_t i = 0; i < rows; i++)
