@@ -23,6 +23,7 @@ from transformers.models.qwen3_next import configuration_qwen3_next, modeling_qw
 
 from request import Unsupported
 from torch_results import with_gradients
+from transformers_blocks import run_program
 
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "gelu_exact": "gelu", "relu": "relu", "sigmoid": "sigmoid", "linear": "linear"}
 
@@ -61,13 +62,13 @@ class Call:
     """Settings and tensors of one case; `t` are leaves in the request's layout, in the types that the model has."""
 
     def __init__(self, request, dtype, experts):
-        self.s, self.dtype, self.experts, self.raw = request.settings, dtype, experts, request.tensors
+        self.s, self.case, self.dtype, self.experts, self.raw = request.settings, request.case, dtype, experts, request.tensors
         self.t, self.routed = {}, {}
 
     def read(self, fp32=()):
         """fp32: words in the names of what transformers keeps in float32."""
         for path, value in self.raw.items():
-            made = torch.from_numpy(value.copy())
+            made = torch.as_tensor(value.copy())
             if made.is_floating_point():
                 router = {"gate.weight": "/gate/kernel", "e_score_correction_bias": "/gate/bias"}
                 narrow = self.dtype == torch.bfloat16
@@ -567,7 +568,7 @@ def run_stack(c):
 
 
 OPERATIONS = {"rms_norm": run_rms_norm, "mlp": run_mlp, "yarn_rope": run_yarn_rope, "routing": run_routing, "moe": run_moe, "mla": run_mla,
-              "gqa": run_gqa, "deepseek_layer": run_stack, "deepseek_stack": run_stack, "decoder_layer": run_stack, "decoder_stack": run_stack}
+              "gqa": run_gqa, "deepseek_layer": run_stack, "deepseek_stack": run_stack, "decoder_layer": run_stack, "decoder_stack": run_stack, "program": run_program}
 
 
 def run(request, dtype, experts):

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from program_kernels import Kernel, evaluated
+from program_kernels import QUANTISERS, Kernel, evaluated, nearest, quantised
 
 
 def seen_from(at, of):
@@ -47,6 +47,17 @@ def mhc_head(k, x, fn, base, scale, norm):
     pre = k.sigmoid(k.step("m", m) * scale + base) + 1e-6
     u = sum(pre[:, j, None] * x[:, j] for j in range(x.shape[1])) if k.main == "streams in turn" else k.product("tj,tjd->td", k.step("pre", pre), x)
     return {"y": k.rms_norm(u, norm)}
+
+
+def streams_apart(k, x, f, fn, base, scale):
+    t, n, _ = x.shape
+    flat = x.reshape(t, -1)
+    root = k.rsqrt(k.sum(flat * flat)[:, None] / flat.shape[1] + 1e-6)
+    m = k.einsum("tf,mf->tm", flat * root, fn) if k.main == "norm in front" else k.product("tf,mf->tm", flat, fn) * root  # what is normed stays in float32
+    pre, post = (k.sigmoid(part * s + b) for part, s, b in zip(m.split(n, -1), scale, base.split(n)))
+    pre, post = pre + 1e-6, 2 * post + 1e-6
+    u = sum(pre[:, j, None] * x[:, j] for j in range(n)) if k.main == "streams in turn" else k.product("tj,tjd->td", pre, x)
+    return {"u": u, "y": post[..., None] * f[:, None] + x}
 
 
 def muon(k, g, momentum, w):
@@ -176,6 +187,66 @@ def indexer_loss(k, x, qr, main, keys, at, of, wq, wk, k_scale, k_bias, weights_
     return {"loss": k.sum(each).mean()}
 
 
+def indexer_loss_sparse(k, x, qr, main, keys, at, of, wq, wk, k_scale, k_bias, weights_proj, rotated=4, count=6):
+    score = index_scores(k, x.detach(), qr.detach(), at, of, wq, wk, k_scale, k_bias, weights_proj, rotated)
+    ids = score.detach().masked_fill(~seen_from(at, of), -1e30).sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    k.choice = {"routing/ids/top_k": ids.int().numpy()}
+    heads = k.step("heads", k.softmax(k.product("tnc,tkc->tnk", main, keys[ids]) * keys.shape[-1] ** -0.5))
+    whole = k.step("all", heads.sum(1))
+    target = k.step("target", whole / (whole.sum(-1, keepdim=True) + 1e-8)).detach()
+    chosen = score.gather(1, ids)
+    own = k.step("own", torch.exp(torch.log_softmax(chosen, -1)) if k.main == "log softmax" else k.probabilities(chosen, of_differences=True))
+    return {"loss": k.sum(target * (torch.log(target + 1e-8) - torch.log(own + 1e-8))).mean()}
+
+
+def codes(k, name, x):
+    """e4m3 with a power of two for each row, of at least the row's largest number over 448."""
+    scale = (x.detach().double().abs().amax(-1, keepdim=True).clamp(min=1e-4) / 448).float()
+    half, exponent = torch.frexp(scale)
+    unit = torch.ldexp(torch.ones_like(scale), exponent - (half == 0.5).int()).double()
+    made = nearest(x.detach().double() / unit, 448.0, -6, 3)
+    k.codes[f"checkpoints/{name}/codes"], k.codes[f"checkpoints/{name}/scale"] = made.float().numpy(), unit.float().numpy()
+    return made.to(x.dtype), unit.to(x.dtype)
+
+
+def turned_by_hadamard(k, x, matrix):
+    """By the matrix, or by sums and differences, half as many apart each time."""
+    if k.main == "matrix":
+        return k.product("..i,ij->..j".replace("..", "thx"[: x.dim() - 1]), x, matrix.to(x.dtype)) * x.shape[-1] ** -0.5
+    size, apart = x.shape[-1], 1
+    while apart < size:
+        a, b = x.unflatten(-1, (-1, 2, apart)).unbind(-2)
+        x, apart = torch.stack([a + b, a - b], -2).flatten(-3), 2 * apart
+    return x * size**-0.5
+
+
+def indexer_codes(k, q, k_, weight, hadamard, count=4):
+    (query, of_query), (key, of_key) = (codes(k, name, k.keep(name, turned_by_hadamard(k, x, hadamard))) for name, x in (("query", q), ("key", k_)))
+    products = k.einsum("thj,sj->ths", query, key)
+    if k.main == "scales behind":  # as kernels of codes do: relu(codes) w s_q, added up, times s_k
+        score = (F.relu(products) * (weight * of_query[..., 0])[..., None]).sum(1) * of_key[:, 0]
+    else:
+        score = k.product("th,ths->ts", weight, F.relu(products * of_query * of_key[:, 0]))
+    score = k.step("score", score)
+    ids = score.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    k.choice = {"routing/ids/top_k": ids.int().numpy()}
+    return {"y": score.gather(1, ids)}
+
+
+def by_group(k, x, w, group_sizes):
+    if k.main == "gathered":
+        return k.product("td,tdf->tf", x, w[torch.arange(len(w)).repeat_interleave(group_sizes)])
+    return torch.cat([k.product("td,df->tf", rows, own) for rows, own in zip(x.split(group_sizes.tolist()), w)])
+
+
+def weighed_hidden_codes(k, x, weight, group_sizes, gate, up, down):
+    g, u = (by_group(k, x, w, group_sizes) for w in (gate, up))
+    if k.main == "gate and up as one":
+        g, u = by_group(k, x, torch.cat([gate, up], -1), group_sizes).chunk(2, -1)
+    h = k.step("h", k.silu(k.step("g", g)) * k.step("u", u) * weight[:, None])
+    return {"y": by_group(k, quantised(k, "q", h, QUANTISERS["mxfp8_e4m3"]), down, group_sizes)}
+
+
 def lora_by_token(k, x, adapter, number, w, a, b):
     factor = 4 / 3**0.5
     if k.main == "sorted":
@@ -297,16 +368,21 @@ DELTA = ("tokens", "chunks of 16", "chunks of 4", "factors")
 # program: its kernel, the forms, what the kernel is told
 KERNELS = {
     "mhc": (mhc, MIXED, {}), "mhc-three-streams": (mhc, MIXED, {}), "mhc-head": (mhc_head, MIXED, {}),
+    "hyper-connections-apart": (streams_apart, ("norm in front", "norm behind", "streams in turn"), {}),
     "muon": (muon, STEPPED, {}), "muon-tall": (muon, STEPPED, {}), "adamw": (adamw, ("lerp", "sums", "step size"), {}),
     "linear-cross-entropy": (linear_cross_entropy, ROWS, {"cap": 10, "penalty": 0.01}), "linear-cross-entropy-stored": (linear_cross_entropy, ROWS, {"cap": 30, "penalty": 0.05}),
     "ssd": (ssd, SCAN, {}), "ssd-groups": (ssd, SCAN, {"groups": 2}),
     "sparse-attention": (sparse_attention, SPARSE, {"rotated": 4, "count": 5}), "sparse-attention-odd": (sparse_attention, SPARSE, {"rotated": 2, "count": 3}),
     "indexer-loss": (indexer_loss, ("products", "heads in turn", "log softmax"), {}),
+    "indexer-loss-sparse": (indexer_loss_sparse, ("products", "heads in turn", "log softmax"), {}),
+    "indexer-codes": (indexer_codes, ("matrix", "sums and differences", "scales behind"), {}),
+    "weighed-hidden-codes": (weighed_hidden_codes, ("groups", "gathered", "gate and up as one"), {}),
     "lora-by-token": (lora_by_token, LORA, {}), "lora-experts": (lora_experts, ("groups", "gathered", "weight on each"), {}),
     "mtp": (mtp, ROWS, {}), "kda": (kda, DELTA, {}), "kda-bounded": (kda, DELTA, {"bounded": True}),
     "compressed-attention": (compressed_attention, ("columns", "sink as a factor", "parts"), {}),
 }
 UNROUNDED = {"outputs/z_loss"}  # statistics
+CODES = {"indexer-codes", "weighed-hidden-codes"}  # these kernels give theirs
 
 
 def run(name, tensors, expects, profile, number, fused):
@@ -317,5 +393,5 @@ def run(name, tensors, expects, profile, number, fused):
     k.keep = lambda line, x: x if line in fused or fused == ["all"] else k.ar.keep(line, x)
     if fused:
         k.step = k.keep
-    rename = {"k": "k_"} if kernel is kda else {}
+    rename = {"k": "k_"} if kernel in (kda, indexer_codes) else {}
     return evaluated(k, lambda **given: kernel(k, **{rename.get(n, n): x for n, x in given.items()}, **told), tensors, expects, UNROUNDED)

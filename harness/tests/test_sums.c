@@ -113,7 +113,8 @@ static const results_of NO_SUMS[] = {
     {"program/gated-delta-net", "checkpoints/[gb]*"},
     {"program/hyper-connections", "checkpoints/e"},
     {"program/mhc*", "checkpoints/flat"}, /* reshaped */
-    {"program/adamw", "*"},               /* number by number */
+    {"program/hyper-connections-apart", "checkpoints/flat"},
+    {"program/adamw", "*"}, /* number by number */
     {"program/muon*", "checkpoints/[bu]"},
     {"program/muon*", "outputs/buffer"},
     {"program/muon*", "gradients/weights/w"},

@@ -1,0 +1,155 @@
+"""Blocks of the catalogue's programs (`assay list 'program/*'`) by modules of transformers and by PyTorch's own optimisers. A module takes its parameters
+from the request; projections that the program does not have are the identity."""
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+from transformers.models.deepseek_v4 import modeling_deepseek_v4 as v4
+from transformers.models.deepseek_v32 import modeling_deepseek_v32 as v32
+from transformers.models.glm5_next import modeling_glm5_next as glm5
+from transformers.models.hy_v4 import modeling_hy_v4 as hy4
+from transformers.models.kimi_linear import modeling_kimi_linear as kimi
+from transformers.models.mamba2 import modeling_mamba2 as mamba2
+
+from request import Unsupported
+
+
+class Unrounded(TorchFunctionMode):
+    """Muon goes on in bfloat16, whatever it is given."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **{name: torch.float64 if value is torch.bfloat16 else value for name, value in (kwargs or {}).items()})
+
+
+def streams(config_of, module, x, fn, base, scale):
+    config = SimpleNamespace(hc_mult=x.shape[1], hidden_size=x.shape[2], hc_sinkhorn_iters=20, hc_eps=1e-6, rms_norm_eps=1e-6, **config_of)
+    names = [name for name, _ in module(config).named_parameters()]
+    return functional_call(module(config), dict(zip(sorted(names, key=lambda n: ("fn", "base", "scale").index(n.removeprefix("hc_"))), (fn, base, scale))), (x[None],))
+
+
+def mhc(x, f, fn, base, scale):
+    post, comb, u = streams({}, v4.DeepseekV4HyperConnection, x, fn, base, scale)
+    return {"u": u[0], "y": (post.unsqueeze(-1) * f[None, :, None] + torch.matmul(comb.transpose(-1, -2), x[None]))[0]}  # as DeepseekV4DecoderLayer has it
+
+
+def mhc_head(x, fn, base, scale, norm):
+    u = streams({}, v4.DeepseekV4HyperHead, x, fn, base, scale)
+    return {"y": functional_call(v4.DeepseekV4RMSNorm(x.shape[2], eps=1e-6), {"weight": norm}, (u[0],))}
+
+
+def hyper_connections_apart(x, f, fn, base, scale):
+    post, u = streams({"hc_magnitude": 2.0}, hy4.HYV4HyperConnection, x, fn, base, scale)
+    return {"u": u[0], "y": (post.unsqueeze(-1) * f[None, :, None] + x)[0]}  # as HYV4DecoderLayer has it
+
+
+def stepped(optimiser, w, gradient, state, **told):
+    w = nn.Parameter(w.detach().clone())
+    w.grad = gradient.clone()
+    made = optimiser([w], **told)
+    made.state[w].update(state)
+    made.step()
+    return w.detach(), made.state[w]
+
+
+def muon(g, momentum, w):
+    buffer = momentum.clone()
+    with Unrounded():
+        new, state = stepped(torch.optim.Muon, w, g, {"momentum_buffer": buffer}, lr=0.02, weight_decay=0.1)
+        nesterov = g.lerp(state["momentum_buffer"], 0.95)
+        update = torch.optim._muon._zeropower_via_newtonschulz(nesterov, (3.4445, -4.775, 2.0315), 5, 1e-7)
+    return {"buffer": state["momentum_buffer"], "update": update, "weight": new}
+
+
+def adamw(g, m, v, master):
+    state = {"step": torch.tensor(9.0, dtype=torch.float64), "exp_avg": m.clone(), "exp_avg_sq": v.clone()}
+    new, state = stepped(torch.optim.AdamW, master, g, state, lr=0.001, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    return {"m": state["exp_avg"], "v": state["exp_avg_sq"], "master": new, "weight": new.bfloat16().to(new.dtype)}
+
+
+def linear_cross_entropy(x, labels, head, cap, weight):
+    logits = F.linear(x, head)
+    logits = torch.tanh(logits / cap) * cap  # as Gemma2ForCausalLM has it
+    counts = labels != -100
+    penalty = weight * torch.logsumexp(logits, -1)[counts].square().sum() / counts.sum()
+    return {"loss": F.cross_entropy(logits, labels, label_smoothing=0.1) + penalty, "z_loss": penalty}
+
+
+def ssd(xbc, dt, z, taps, bias, dt_bias, A_log, D, norm, groups=1):
+    width, heads = z.shape[-1], dt.shape[-1]
+    config = SimpleNamespace(num_heads=heads, hidden_size=width, state_size=(xbc.shape[-1] - width) // 2 // groups, conv_kernel=taps.shape[1], expand=1, time_step_rank=1,
+                             use_conv_bias=True, hidden_act="silu", layer_norm_epsilon=1e-5, n_groups=groups, head_dim=width // heads, chunk_size=8, use_bias=False,
+                             time_step_limit=(0.0, float("inf")), time_step_min=0.001, time_step_max=0.1, time_step_floor=1e-4, layer_types=["mamba"])
+    mixer = mamba2.Mamba2Mixer(config, 0).eval()
+    mixer.in_proj = mixer.out_proj = nn.Identity()
+    parameters = {"conv1d.weight": taps[:, None], "conv1d.bias": bias, "dt_bias": dt_bias, "A_log": A_log, "D": D, "norm.weight": norm}
+    return {"y": functional_call(mixer, parameters, (torch.cat([z, xbc, dt], -1),))}
+
+
+def sparse_attention(x, qr, main, latent, at, of, wq, wk, k_scale, k_bias, weights_proj, rotated, count):
+    tokens, keys = len(at), len(of)
+    if at.tolist() != list(range(keys - tokens, keys)) or of.tolist() != list(range(keys)):
+        raise Unsupported("queries are the last tokens")
+    config = SimpleNamespace(hidden_size=x.shape[1], index_n_heads=wq.shape[1], index_head_dim=wq.shape[2], qk_rope_head_dim=rotated, index_topk=count, q_lora_rank=qr.shape[1],
+                             rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, head_dim=rotated, max_position_embeddings=keys)
+    seen = torch.full((1, keys, keys), -torch.inf, dtype=x.dtype).triu(1)
+    parameters = {"wq_b.weight": wq.flatten(1).T, "wk.weight": wk.T, "k_norm.weight": k_scale, "k_norm.bias": k_bias, "weights_proj.weight": weights_proj.T}
+    turns = v32.DeepseekV32RotaryEmbedding(config)(x, of[None])
+    ids = functional_call(v32.DeepseekV32Indexer(config, 0), parameters, (x[None], F.pad(qr, (0, 0, keys - tokens, 0))[None], turns, seen, of[None]))[:, keys - tokens :]
+    mask = torch.full((1, tokens, keys), -torch.inf, dtype=x.dtype).scatter(-1, ids.long(), 0.0) + seen[:, keys - tokens :]
+    heads = SimpleNamespace(num_key_value_groups=main.shape[1], training=False)
+    o, _ = v32.eager_attention_forward(heads, main.transpose(0, 1)[None], latent[None, None], latent[None, None], mask[:, None], latent.shape[1] ** -0.5)
+    return {"o": o[0], "routing/ids/top_k": ids[0]}
+
+
+def kda(q, k, v, f, b, start, A_log, dt_bias, bound=None):
+    config = SimpleNamespace(linear_head_dim=q.shape[2], linear_num_heads=q.shape[1], hidden_size=1, linear_lower_bound=bound)
+    gate = kimi.KimiLinearForgetGate(config) if bound is None else glm5.Glm5NextTextForgetGate(config)
+    gate.f_a_proj = gate.f_b_proj = nn.Identity()
+    rate = A_log.reshape(1, 1, -1, 1) if bound is None else A_log
+    g = functional_call(gate, {"A_log": rate, "dt_bias": dt_bias.flatten()}, (f.flatten(1)[None],))
+    y, state = kimi.chunk_kimi_delta_attention(q[None], k[None], v[None], g, torch.sigmoid(b)[None], initial_state=start[None], output_final_state=True,
+                                               use_qk_l2norm_in_kernel=True)
+    return {"state": state[0], "y": y[0]}
+
+
+def compressed_attention(x, q, own, at, of, sign, first, wkv, wgate, bias, norm, sinks, wo):
+    (tokens, heads, width), ratio = q.shape, len(bias)
+    if at.tolist() != list(range(tokens)) or of.tolist() != at.tolist() or first.tolist() != [i * ratio for i in range(len(first))]:
+        raise Unsupported("tokens are those from 0 on")
+    config = SimpleNamespace(compress_rates={"heavily_compressed_attention": ratio}, head_dim=width, hidden_size=x.shape[1], rms_norm_eps=1e-6, max_position_embeddings=tokens,
+                             num_attention_heads=heads, rope_parameters={"compress": {"rope_type": "default", "rope_theta": 160000.0, "partial_rotary_factor": len(sign) / width}})
+    compressor = v4.DeepseekV4HCACompressor(config)
+    parameters = {"kv_proj.weight": wkv.T, "gate_proj.weight": wgate.T, "position_bias": bias, "kv_norm.weight": norm}
+    entries, later = functional_call(compressor, parameters, (x[None], None, at[None], None, 0))
+    distance = at[:, None] - of
+    near = torch.zeros(tokens, tokens, dtype=x.dtype).masked_fill((distance < 0) | (distance > 2), -torch.inf)
+    keys = torch.cat([own[None, None], entries], 2)
+    module = SimpleNamespace(num_key_value_groups=heads, sinks=sinks, training=False)
+    o, _ = v4.eager_attention_forward(module, q.transpose(0, 1)[None], keys, keys, torch.cat([near[None, None], later], -1), width**-0.5)
+    cos, sin = compressor.rotary_emb(o, position_ids=at[None], layer_type="compress")
+    o = v4.apply_rotary_pos_emb(o.transpose(1, 2), cos, -sin).transpose(1, 2)
+    groups, wide, narrow = wo.shape
+    projection = v4.DeepseekV4GroupedLinear(wide, groups * narrow, groups)
+    return {"y": functional_call(projection, {"weight": wo.transpose(1, 2).flatten(0, 1)}, (o.reshape(1, tokens, groups, -1),))[0]}
+
+
+BLOCKS = {
+    "mhc": (mhc, {}), "mhc-three-streams": (mhc, {}), "mhc-head": (mhc_head, {}), "hyper-connections-apart": (hyper_connections_apart, {}),
+    "muon": (muon, {}), "muon-tall": (muon, {}), "adamw": (adamw, {}),
+    "linear-cross-entropy": (linear_cross_entropy, {"cap": 10, "weight": 0.01}), "linear-cross-entropy-stored": (linear_cross_entropy, {"cap": 30, "weight": 0.05}),
+    "ssd": (ssd, {}), "ssd-groups": (ssd, {"groups": 2}),
+    "sparse-attention": (sparse_attention, {"rotated": 4, "count": 5}), "sparse-attention-odd": (sparse_attention, {"rotated": 2, "count": 3}),
+    "kda": (kda, {}), "kda-bounded": (kda, {"bound": -5.0}), "compressed-attention": (compressed_attention, {}),
+}
+
+
+def run_program(c):
+    name = c.case.removeprefix("program/")
+    c.s.need(name in BLOCKS, f"no module here is {c.case}")
+    c.read()
+    block, told = BLOCKS[name]
+    made = block(**{path.split("/")[1]: tensor for path, tensor in c.t.items() if path.startswith(("inputs/", "weights/"))}, **told)
+    return {path if "/" in path else "outputs/" + path: tensor for path, tensor in made.items()}
