@@ -50,6 +50,8 @@ assay_status assay_case_read_config(const assay_yaml *y, assay_case *c, const ya
 bool assay_model_read_by_name(const assay_yaml *y, assay_model_config *config, const char *name,
                               const yaml_node_t *value, assay_status *status);
 void assay_model_offer_keys(assay_nearest *nearest); /* both kinds */
+/* rope_interleave until it is given: MaxText's is true, and means nothing to its plain RoPE, whose pairs are halves. */
+bool assay_model_interleaves(const assay_model_config *config);
 
 /* A float type. */
 assay_status assay_case_read_dtype(const assay_yaml *y, const yaml_node_t *node, const char *what, assay_dtype *type);

@@ -72,11 +72,9 @@ static assay_status read_any(const assay_yaml *y, assay_model_config *config, co
     return assay_fail(y->ctx, ASSAY_INTERNAL, "%s: a key of no known type", key->name);
 }
 
-/* MaxText's rope_interleave is true, and means nothing to its plain RoPE, whose pairs are halves. */
-static void settle_rope(assay_model_config *config)
+bool assay_model_interleaves(const assay_model_config *config)
 {
-    if (config->is_set[ASSAY_KEY_AT_rope_interleave]) return;
-    config->rope_interleave = strcmp(config->rope_type.text, assay_model_defaults.rope_type.text) != 0;
+    return strcmp(config->rope_type.text, assay_model_defaults.rope_type.text) != 0;
 }
 
 static assay_status read_key(const assay_yaml *y, assay_model_config *config, const assay_model_key *key,
@@ -84,7 +82,7 @@ static assay_status read_key(const assay_yaml *y, assay_model_config *config, co
 {
     MUST(read_any(y, config, key, value));
     config->is_set[key - assay_model_keys] = true;
-    settle_rope(config);
+    if (!config->is_set[ASSAY_KEY_AT_rope_interleave]) config->rope_interleave = assay_model_interleaves(config);
     return ASSAY_OK;
 }
 

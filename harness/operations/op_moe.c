@@ -133,23 +133,6 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
     return assay_check_recipe_moe(ctx, &config->moe, c->config.w13_reorder_size);
 }
 
-static int64_t axis_size(const void *of, char axis)
-{
-    const quad_moe_config *config = of;
-    return assay_moe_axis_size(&config->moe, &config->sharding, axis);
-}
-
-static void describe_router(assay_describer *d, const assay_moe_config *config)
-{
-    const double experts = (double)config->routing.num_experts;
-    assay_describe_weight(d, "gate/kernel", assay_fill_fan_in(config->emb_dim), "DE");
-    if (d->c->config.routed_bias) assay_describe_weight(d, "gate/bias", assay_fill_normal(0.1, 0.0), "E");
-    if (assay_has_per_expert_scale(d->c))
-        assay_describe_weight(d, "per_expert_scale", assay_fill_normal(0.25, 1.0), "E");
-    if (config->routing.hash_rows > 0)
-        assay_describe_integers(d, "tid2eid", assay_fill_range(ASSAY_EXPERTS, 0.0, experts - 1), "VK");
-}
-
 static bool has_fused_shared(const assay_moe_config *config)
 {
     return config->fused_shared_experts > 0;
@@ -180,7 +163,7 @@ void assay_describe_moe_weights(assay_describer *d, const assay_moe_config *conf
                                  shared = assay_moe_shared_config(config, 0);
     assay_tensor_table routed_table = assay_mlp_weight_table(&expert, ASSAY_MLP_ROUTED);
     const assay_tensor_table shared_table = assay_mlp_weight_table(&shared, ASSAY_MLP_SHARED);
-    if (!assay_gives_routing_weights(d->c, d->layer)) describe_router(d, config);
+    if (!assay_gives_routing_weights(d->c, d->layer)) assay_describe_router(d, config);
     place_experts(&routed_table, config, sharding);
     assay_describe_weights(d, &routed_table);
     assay_describe_weights(d, &shared_table);
@@ -279,10 +262,7 @@ static void describe(assay_describer *d, const void *of)
     const assay_fill one = assay_fill_normal(1.0, 0.0);
     assay_describe_variable(d, "inputs/x", one, "BSD");
     assay_described(d, 2)->operand = (assay_operand_axes){0, 2, false};
-    if (config->routing.hash_rows > 0) {
-        const assay_fill ids = assay_fill_range(ASSAY_INTEGERS, 0.0, (double)(config->routing.hash_rows - 1));
-        assay_describe(d, "inputs/input_ids", ASSAY_INT32, &ids, "BS");
-    }
+    assay_describe_input_ids(d, &config->routing);
     assay_describe_moe_inputs(d, config);
     assay_describe_moe_weights(d, config, &both->sharding);
     assay_describe_moe_routing(d, config, &both->sharding);
@@ -335,7 +315,7 @@ const assay_operation assay_op_moe = {.name = "moe",
                                       .components = ASSAY_USES_ROUTER | ASSAY_USES_EXPERTS,
                                       .summary = "mixture of experts: dense, dropping, sparse or fused path",
                                       .config_of = config_of,
-                                      .axis_size = axis_size,
+                                      .axis_size = assay_block_axis_size,
                                       .describe = describe,
                                       .run = run,
                                       .mesh = true,

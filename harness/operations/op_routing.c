@@ -7,6 +7,7 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/moe/permute.h"
+#include "oracle/moe/sharded_moe.h"
 
 static bool starts_with(const char *text, const char *prefix)
 {
@@ -120,11 +121,28 @@ bool assay_has_per_expert_scale(const assay_case *c)
            m->routing_method.text[0] == '\0';
 }
 
-typedef struct routing_config {
-    assay_routing_config routing; /* the first, since it is what the second form gets */
-    int64_t emb_dim;              /* 0: logits are given */
-    bool bias, per_expert_scale;
-} routing_config;
+int64_t assay_block_axis_size(const void *of, char axis)
+{
+    const quad_moe_config *config = of;
+    return assay_moe_axis_size(&config->moe, &config->sharding, axis);
+}
+
+void assay_describe_router(assay_describer *d, const assay_moe_config *config)
+{
+    const double experts = (double)config->routing.num_experts;
+    if (config->emb_dim > 0) assay_describe_weight(d, "gate/kernel", assay_fill_fan_in(config->emb_dim), "DE");
+    if (d->c->config.routed_bias) assay_describe_weight(d, "gate/bias", assay_fill_normal(0.1, 0.0), "E");
+    if (assay_has_per_expert_scale(d->c))
+        assay_describe_weight(d, "per_expert_scale", assay_fill_normal(0.25, 1.0), "E");
+    if (config->routing.hash_rows > 0)
+        assay_describe_integers(d, "tid2eid", assay_fill_range(ASSAY_EXPERTS, 0.0, experts - 1), "VK");
+}
+
+void assay_describe_input_ids(assay_describer *d, const assay_routing_config *config)
+{
+    const assay_fill ids = assay_fill_range(ASSAY_INTEGERS, 0.0, (double)(config->hash_rows - 1));
+    if (config->hash_rows > 0) assay_describe(d, "inputs/input_ids", ASSAY_INT32, &ids, "BS");
+}
 
 /* Logits are given directly when the case says how they are filled; else they are x gate.kernel. */
 static bool logits_given(const assay_case *c)
@@ -132,73 +150,40 @@ static bool logits_given(const assay_case *c)
     return assay_case_input_of(c, "inputs/logits") != NULL;
 }
 
+/* A block's router; emb_dim 0: logits are given. */
 static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
 {
-    routing_config *config = to;
-    config->emb_dim = logits_given(c) ? 0 : c->config.base_emb_dim;
-    config->bias = c->config.routed_bias;
-    config->per_expert_scale = assay_has_per_expert_scale(c);
-    MUST(assay_routing_config_of(ctx, c, &config->routing));
+    quad_moe_config *config = to;
+    *config =
+        (quad_moe_config){.moe.emb_dim = logits_given(c) ? 0 : c->config.base_emb_dim, .sharding = assay_one_device};
+    MUST(assay_routing_config_of(ctx, c, &config->moe.routing));
     if (assay_gives_routing_weights(c, "")) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs.routing_weights: op routing makes them");
     }
-    if (!logits_given(c)) MUST(assay_require_positive(ctx, "base_emb_dim", c->config.base_emb_dim));
-    return ASSAY_OK;
-}
-
-static int64_t axis_size(const void *of, char axis)
-{
-    const routing_config *config = of;
-    const assay_routing_config *r = &config->routing;
-    if (axis == 'B') return r->batch;
-    if (axis == 'S') return r->sequence;
-    if (axis == 'D') return config->emb_dim;
-    if (axis == 'E') return r->num_experts;
-    if (axis == 'K') return r->num_experts_per_tok;
-    if (axis == 'V') return r->hash_rows;
-    return r->batch * r->sequence * r->num_experts_per_tok;
-}
-
-static void describe_inputs(assay_describer *d, const routing_config *config)
-{
-    const assay_routing_config *r = &config->routing;
-    const assay_fill one = assay_fill_normal(1.0, 0.0);
-    if (config->emb_dim == 0) {
-        assay_describe_variable(d, "inputs/logits", one, "BSE");
-    } else {
-        assay_describe_variable(d, "inputs/x", one, "BSD");
-        assay_describe_variable(d, "weights/gate/kernel", assay_fill_fan_in(config->emb_dim), "DE");
-    }
-    if (config->bias) assay_describe_variable(d, "weights/gate/bias", assay_fill_normal(0.1, 0.0), "E");
-    if (config->per_expert_scale)
-        assay_describe_variable(d, "weights/per_expert_scale", assay_fill_normal(0.25, 1.0), "E");
-    if (r->hash_rows > 0) {
-        const assay_fill ids = assay_fill_range(ASSAY_INTEGERS, 0.0, (double)(r->hash_rows - 1));
-        const assay_fill table = assay_fill_range(ASSAY_EXPERTS, 0.0, (double)(r->num_experts - 1));
-        assay_describe(d, "inputs/input_ids", ASSAY_INT32, &ids, "BS");
-        assay_describe(d, "weights/tid2eid", ASSAY_INT32, &table, "VK");
-    }
+    return logits_given(c) ? ASSAY_OK : assay_require_positive(ctx, "base_emb_dim", c->config.base_emb_dim);
 }
 
 static void describe(assay_describer *d, const void *of)
 {
-    const routing_config *config = of;
-    const assay_routing_config *r = &config->routing;
+    const assay_moe_config *config = &((const quad_moe_config *)of)->moe;
     const assay_fill one = assay_fill_normal(1.0, 0.0);
-    describe_inputs(d, config);
-    assay_describe_choice_input(d, r);
+    if (config->emb_dim == 0) assay_describe_variable(d, "inputs/logits", one, "BSE");
+    if (config->emb_dim > 0) assay_describe_variable(d, "inputs/x", one, "BSD");
+    assay_describe_input_ids(d, &config->routing);
+    assay_describe_router(d, config);
+    assay_describe_choice_input(d, &config->routing);
     assay_describe(d, "routing/selected_experts", ASSAY_INT32, NULL, "BSK");
     assay_describe_output(d, "weights", &one, "BSK");
     assay_describe(d, "routing/margin", ASSAY_FLOAT64, NULL, "BS");
     assay_describe(d, "routing/group_sizes", ASSAY_INT32, NULL, "E");
-    assay_describe_balance(d, r, false);
+    assay_describe_balance(d, &config->routing, false);
     assay_describe(d, "routing/sorted_selected_experts", ASSAY_INT32, NULL, "r");
 }
 
 /* What one evaluation has besides its tensors. Logits and their gradient are theirs where these are tensors. */
 typedef struct routing_run {
-    const routing_config *config;
-    int64_t tokens, experts, chosen, dim;
+    const assay_routing_config *config;
+    assay_permute_dims dims;
     double *logits, *d_logits;
     double *own_logits, *own_d_logits;
     int32_t *given;
@@ -214,36 +199,20 @@ static void run_free(routing_run *r)
     assay_routing_free(&r->routing);
 }
 
-static assay_matmul_args logits_product(const assay_work *w, const routing_run *r, double *c)
-{
-    return assay_product_of_router(assay_product_ab(c, assay_f64(w, "inputs/x"), assay_f64(w, "weights/gate/kernel"),
-                                                    r->tokens, r->experts, r->dim));
-}
-
-static assay_matmul_args dx_product(const assay_work *w, const routing_run *r, double *c)
-{
-    return assay_product_of_router(
-        assay_product_abt(c, r->d_logits, assay_f64(w, "weights/gate/kernel"), r->tokens, r->dim, r->experts));
-}
-
-static assay_matmul_args kernel_product(const assay_work *w, const routing_run *r, double *c)
-{
-    return assay_product_of_router(
-        assay_product_atb(c, assay_f64(w, "inputs/x"), r->d_logits, r->dim, r->experts, r->tokens));
-}
-
 static assay_status start(assay_context *ctx, const assay_work *w, routing_run *r)
 {
+    const int64_t size = r->dims.tokens * r->dims.experts;
     r->logits = assay_f64(w, "inputs/logits");
     r->d_logits = assay_f64(w, "gradients/inputs/logits");
-    if (r->dim > 0) {
-        MUST(assay_alloc_f64(ctx, "routing", r->tokens * r->experts, &r->own_logits));
-        MUST(assay_alloc_f64(ctx, "routing", r->tokens * r->experts, &r->own_d_logits));
+    if (r->dims.emb_dim > 0) {
+        MUST(assay_alloc_f64(ctx, "routing", size, &r->own_logits));
+        MUST(assay_alloc_f64(ctx, "routing", size, &r->own_d_logits));
         r->logits = r->own_logits;
         r->d_logits = r->own_d_logits;
     }
-    MUST(assay_read_all_i32(ctx, w->in, "routing/selected_experts", r->chosen, &r->given));
-    MUST(assay_routing_alloc(ctx, &r->routing, &r->config->routing));
+    MUST(assay_read_all_i32(ctx, w->in, "routing/selected_experts", r->dims.tokens * r->dims.experts_per_token,
+                            &r->given));
+    MUST(assay_routing_alloc(ctx, &r->routing, r->config));
     const int32_t *choice = assay_i32(w, "inputs/selected_experts");
     r->in = (assay_routing_inputs){.logits = r->logits,
                                    .bias = assay_f64(w, "weights/gate/bias"),
@@ -261,28 +230,28 @@ static double cotangent(const assay_work *w, const char *path)
     return value == NULL ? 0.0 : value[0];
 }
 
+static assay_status multiply(assay_context *ctx, assay_matmul_args product)
+{
+    product = assay_product_of_router(product);
+    return assay_matmul(ctx, &product);
+}
+
 static assay_status compute(assay_context *ctx, const assay_work *w, routing_run *r)
 {
-    const assay_routing_config *config = &r->config->routing;
-    const int64_t size = r->tokens * r->experts;
-    if (r->dim > 0) {
-        const assay_matmul_args product = logits_product(w, r, r->logits);
-        MUST(assay_matmul(ctx, &product));
-    }
+    const int64_t tokens = r->dims.tokens, experts = r->dims.experts, dim = r->dims.emb_dim, size = tokens * experts;
+    const double *x = assay_f64(w, "inputs/x"), *kernel = assay_f64(w, "weights/gate/kernel");
+    double *dx = assay_f64(w, "gradients/inputs/x"), *d_kernel = assay_f64(w, "gradients/weights/gate/kernel");
+    if (dim > 0) MUST(multiply(ctx, assay_product_ab(r->logits, x, kernel, tokens, experts, dim)));
     assay_round(ctx, ASSAY_ROUND_ROUTER, size, r->logits);
-    MUST(assay_routing_forward(ctx, &r->routing, &r->in, config));
+    MUST(assay_routing_forward(ctx, &r->routing, &r->in, r->config));
     MUST(assay_routing_backward(ctx, r->d_logits, assay_f64(w, "gradients/weights/gate/bias"),
                                 assay_f64(w, "gradients/weights/per_expert_scale"), assay_f64(w, "cotangents/weights"),
                                 cotangent(w, "cotangents/lb_loss"), cotangent(w, "cotangents/z_loss"), &r->routing,
-                                &r->in, config));
+                                &r->in, r->config));
     assay_round(ctx, ASSAY_ROUND_ROUTER, size, r->d_logits);
-    if (r->dim > 0) {
-        const assay_matmul_args dx = dx_product(w, r, assay_f64(w, "gradients/inputs/x")),
-                                kernel = kernel_product(w, r, assay_f64(w, "gradients/weights/gate/kernel"));
-        MUST(assay_matmul(ctx, &dx));
-        MUST(assay_matmul(ctx, &kernel));
-    }
-    return ASSAY_OK;
+    if (dim == 0) return ASSAY_OK;
+    MUST(multiply(ctx, assay_product_abt(dx, r->d_logits, kernel, tokens, dim, experts)));
+    return multiply(ctx, assay_product_atb(d_kernel, x, r->d_logits, dim, experts, tokens));
 }
 
 /* Of the routing's own results those that the case has. */
@@ -295,38 +264,39 @@ static void copy_numbers(const assay_work *w, const char *path, int64_t count, c
 static assay_status keep_results(assay_context *ctx, const assay_work *w, const routing_run *r)
 {
     const assay_routing *of = &r->routing;
-    const assay_permute_dims dims = {
-        .tokens = r->tokens, .experts_per_token = r->chosen / r->tokens, .experts = r->experts};
+    const int64_t choices = r->dims.tokens * r->dims.experts_per_token;
     int32_t *selected = assay_i32(w, "routing/selected_experts");
-    for (int64_t i = 0; i < r->chosen; i++) selected[i] = of->selected_experts[i];
-    copy_numbers(w, "outputs/weights", r->chosen, of->weights);
+    for (int64_t i = 0; i < choices; i++) selected[i] = of->selected_experts[i];
+    copy_numbers(w, "outputs/weights", choices, of->weights);
     copy_numbers(w, "outputs/lb_loss", 1, &of->lb_loss);
     copy_numbers(w, "outputs/z_loss", 1, &of->z_loss);
-    copy_numbers(w, "outputs/bias_updates", r->experts, of->bias_updates);
-    copy_numbers(w, "routing/margin", r->tokens, of->margin);
+    copy_numbers(w, "outputs/bias_updates", r->dims.experts, of->bias_updates);
+    copy_numbers(w, "routing/margin", r->dims.tokens, of->margin);
     return assay_permute_order(ctx, assay_i32(w, "routing/sorted_selected_experts"),
-                               assay_i32(w, "routing/group_sizes"), of->selected_experts, &dims);
+                               assay_i32(w, "routing/group_sizes"), of->selected_experts, &r->dims);
 }
 
 /* What a backend's own choice is judged by; in no fixture. */
 static assay_status write_selecting(assay_context *ctx, const assay_work *w, const routing_run *r)
 {
+    const int64_t size = r->dims.tokens * r->dims.experts;
     OWNED double *selecting = NULL;
     if (!assay_wants(w->out, "routing/biased_scores")) return ASSAY_OK;
-    MUST(assay_alloc_f64(ctx, "biased scores", r->tokens * r->experts, &selecting));
-    MUST(assay_routing_selecting(ctx, selecting, &r->in, 0, r->tokens, &r->config->routing));
-    return assay_write_result(ctx, w->out, "routing/biased_scores", r->tokens * r->experts, selecting);
+    MUST(assay_alloc_f64(ctx, "biased scores", size, &selecting));
+    MUST(assay_routing_selecting(ctx, selecting, &r->in, 0, r->dims.tokens, r->config));
+    return assay_write_result(ctx, w->out, "routing/biased_scores", size, selecting);
 }
 
 static assay_status forward(assay_context *ctx, const assay_work *w)
 {
-    const routing_config *config = w->config;
+    const assay_moe_config *moe = &((const quad_moe_config *)w->config)->moe;
+    const assay_routing_config *config = &moe->routing;
     OWNED_BY(run_free)
     routing_run r = {.config = config,
-                     .tokens = config->routing.batch * config->routing.sequence,
-                     .experts = config->routing.num_experts,
-                     .chosen = axis_size(config, 'r'),
-                     .dim = config->emb_dim};
+                     .dims = {.tokens = config->batch * config->sequence,
+                              .experts_per_token = config->num_experts_per_tok,
+                              .experts = config->num_experts,
+                              .emb_dim = moe->emb_dim}};
     MUST(start(ctx, w, &r));
     MUST(compute(ctx, w, &r));
     MUST(keep_results(ctx, w, &r));
@@ -337,7 +307,7 @@ const assay_operation assay_op_routing = {.name = "routing",
                                           .components = ASSAY_USES_ROUTER,
                                           .summary = "which experts a token goes to, and with which weights",
                                           .config_of = config_of,
-                                          .axis_size = axis_size,
+                                          .axis_size = assay_block_axis_size,
                                           .describe = describe,
                                           .forward = forward,
                                           .second_form = {.form = quad_routing},

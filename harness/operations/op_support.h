@@ -62,6 +62,11 @@ bool assay_has_padding(const assay_case *c);
 
 /* The tensors of a block, by kind. */
 void assay_describe_moe_weights(assay_describer *d, const assay_moe_config *config, const assay_sharding *sharding);
+/* Of these the router's; without its kernel where emb_dim is 0. And inputs/input_ids, where a table of them chooses. */
+void assay_describe_router(assay_describer *d, const assay_moe_config *config);
+void assay_describe_input_ids(assay_describer *d, const assay_routing_config *config);
+/* Of a quad_moe_config. */
+int64_t assay_block_axis_size(const void *config, char axis);
 /* inputs/LAYER physical_to_logical_map, a given choice and expert_map, as far as the block has them. */
 void assay_describe_moe_inputs(assay_describer *d, const assay_moe_config *config);
 /* inputs/LAYER selected_experts and routing_weights, where the case gives them; refuses what goes ill together. */

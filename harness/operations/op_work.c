@@ -77,7 +77,7 @@ int64_t assay_work_memory(const assay_operation *operation, const assay_case *c,
 {
     assay_context ctx = {0};
     assay_tensor_list list = {0};
-    const double copies = c->config.quant_recipe.text[0] != '\0' ? 8 : 2;
+    const double copies = c->config.quant_recipe.text[0] != '\0' ? 6 : 2;
     double numbers = assay_operation_describe(&ctx, operation, c, config, &list) == ASSAY_OK ? 0 : 0x1p57;
     for (int i = 0; i < list.count; i++) numbers += (double)assay_shape_count(&list.entries[i].spec.shape);
     assay_tensor_list_free(&list);

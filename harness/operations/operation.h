@@ -175,7 +175,7 @@ assay_status assay_operation_evaluate(assay_context *ctx, const assay_operation 
 assay_status assay_case_resolve(assay_context *ctx, const assay_case *c, assay_model_config *resolved);
 /* case_yaml: the complete case (assay_case_to_yaml), resolved so. */
 assay_status assay_case_yaml(assay_context *ctx, const assay_case *c, char **text);
-/* A case file that gives the same, without the keys of a model that have their defaults; where that cannot be, all of it. */
+/* A case file that gives the same, without the keys of a model that have their defaults. */
 assay_status assay_case_brief_yaml(assay_context *ctx, const assay_case *c, char **text);
 
 /* Of a tensor whose rows may be unused: how many numbers a row has. */

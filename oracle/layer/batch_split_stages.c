@@ -80,14 +80,7 @@ assay_status bs_shared_expert_and_route_remat(assay_context *ctx, const bs_layer
     return bs_steps_remat(ctx, at, BS_STEPS_SHARED, b);
 }
 
-/* The gradient of the normalised input, from its three uses; both may be stored. */
-static void add_term(const assay_context *ctx, int64_t count, double *sum, double *term)
-{
-    assay_round(ctx, ASSAY_ROUND_STORAGE, count, sum);
-    assay_round(ctx, ASSAY_ROUND_STORAGE, count, term);
-    assay_add(ctx, count, term, sum);
-}
-
+/* The gradient of the normalised input, from its three uses. */
 static assay_status norm_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
     assay_status status;
@@ -98,10 +91,10 @@ static assay_status norm_bwd(assay_context *ctx, const bs_layer *at, bs_microbat
     assay_round(ctx, ASSAY_ROUND_ROUTER, bs_count(run, MB_CHOICE_WEIGHTS), d->values[MB_CHOICE_WEIGHTS]);
     bs_lend(&other, MB_CHOICE_WEIGHTS, d->values[MB_CHOICE_WEIGHTS]);
     TRY(bs_expert_selection_bwd(ctx, at, b, &other));
-    if (other.values[MB_X_NORM] != NULL) add_term(ctx, count, d->values[MB_X_NORM], other.values[MB_X_NORM]);
+    if (other.values[MB_X_NORM] != NULL) graph_join(ctx, count, d->values[MB_X_NORM], other.values[MB_X_NORM]);
     bs_lend(&other, MB_SHARED_OUT, d->values[MB_SHARED_OUT]);
     TRY(bs_steps_backward(ctx, at, BS_STEPS_SHARED, b, &other, x_norm));
-    add_term(ctx, count, d->values[MB_X_NORM], other.values[MB_X_NORM]);
+    graph_join(ctx, count, d->values[MB_X_NORM], other.values[MB_X_NORM]);
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, d->values[MB_X_NORM]);
 cleanup:
     bs_microbatch_free(&other, run);
