@@ -402,6 +402,29 @@ cleanup:
     return status;
 }
 
+assay_status assay_compare_thresholds(assay_context *ctx, assay_fixture_reader *golden, const assay_profile *profile,
+                                      double false_alarm, assay_order order, const char *path, double *thresholds)
+{
+    assay_comparison c = {.golden = golden, .profile = profile};
+    OWNED_BY(assay_report_free) assay_report all = {0};
+    OWNED double *values = NULL;
+    const assay_tensor_spec *spec = assay_fixture_find(golden, path), *scale = scale_of(&c, path);
+    MUST(check_arguments(ctx, golden, false_alarm));
+    if (spec == NULL || !assay_role_is_compared(spec->role) || spec->type == ASSAY_INT32)
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%.200s: no result of floats", path);
+    if (scale == NULL)
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: the golden has no error scales for the profile %s", path,
+                          profile->precision.name);
+    MUST(list_tensors(ctx, golden, order, &all));
+    MUST(find_thresholds(ctx, &c, false_alarm, &all));
+    const int64_t count = assay_shape_count(&spec->shape);
+    MUST(assay_alloc_f64(ctx, path, count, &values));
+    MUST(assay_fixture_read(ctx, golden, path, 0, count, values));
+    MUST(assay_fixture_read(ctx, golden, scale->path, 0, count, thresholds));
+    assay_element_thresholds(&c.thresholds, assay_profile_type_of(profile, spec), count, values, thresholds);
+    return ASSAY_OK;
+}
+
 void assay_report_free(assay_report *report)
 {
     for (int i = 0; i < report->unknown_count; i++) free(report->unknown[i]);

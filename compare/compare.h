@@ -165,6 +165,10 @@ assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, ass
 assay_status assay_compare_undiagnosed(assay_context *ctx, assay_fixture_reader *golden,
                                        assay_fixture_reader *candidate, const assay_profile *profile,
                                        double false_alarm, assay_order order, assay_report *report);
+/* What each element of a float result may be off by, as the comparer has it for a candidate in the profile's type; of an element
+ * that is not finite 0. Refuses what is no such result, and what has no error scale at the profile. thresholds: as many as elements. */
+assay_status assay_compare_thresholds(assay_context *ctx, assay_fixture_reader *golden, const assay_profile *profile,
+                                      double false_alarm, assay_order order, const char *path, double *thresholds);
 /* A stage that is wrong fails the whole, and is what its line names. */
 void assay_report_join_stages(assay_report *report);
 /* PASS becomes VACUOUS where report->power says that a required mutant would pass too. */

@@ -42,6 +42,9 @@ assay_status assay_scan_floats(assay_context *ctx, const assay_comparison *c, co
                                assay_tensor_result *result, assay_facts *facts, bool *unreadable);
 assay_status assay_scan_integers(assay_context *ctx, const assay_comparison *c, assay_tensor_result *result,
                                  assay_facts *facts, bool *unreadable);
+/* Error scales become thresholds, in place: the largest errors that assay_scan_floats accepts of a candidate in this type. */
+void assay_element_thresholds(const assay_thresholds *thresholds, assay_dtype storage, int64_t count,
+                              const double *golden, double *scales);
 /* Non-finite values alone: there is no error scale. */
 assay_status assay_scan_finite(assay_context *ctx, const assay_comparison *c, assay_tensor_result *result,
                                assay_facts *facts, bool *unreadable);

@@ -95,6 +95,25 @@ static double excess_of(const scan *s, double golden, double candidate, double s
     return error / (rounding + quantile * SCALE_FLOOR);
 }
 
+void assay_element_thresholds(const assay_thresholds *thresholds, assay_dtype storage, int64_t count,
+                              const double *golden, double *scales)
+{
+    const double unit = assay_dtype_unit_roundoff(storage), tiny = 0.5 * assay_dtype_least_subnormal(storage);
+    bool has_errors = false;
+    for (int64_t i = 0; i < count; i++) has_errors |= scales[i] > 0;
+    for (int64_t i = 0; i < count; i++) {
+        const double scale = scales[i], rounding = unit * fabs(golden[i]) + tiny;
+        const bool may_round = has_errors || !is_representable(storage, golden[i]);
+        if (!isfinite(golden[i])) {
+            scales[i] = 0;
+        } else if (scale > 0) {
+            scales[i] = thresholds->element * scale + rounding;
+        } else {
+            scales[i] = may_round ? rounding * (storage == ASSAY_FLOAT64 && has_errors ? 2 : 1) : 0;
+        }
+    }
+}
+
 static void note_nonfinite(assay_facts *facts, int64_t index, double golden, double candidate)
 {
     if (facts->nonfinite++ > 0) return;

@@ -221,15 +221,6 @@ cleanup:
     return name_file(ctx, path, status);
 }
 
-static assay_status write_json(assay_context *ctx, const char *path, const cJSON *root)
-{
-    char *text = cJSON_Print(root);
-    if (text == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report");
-    assay_status status = assay_write_file_atomically(ctx, path, text);
-    free(text);
-    return status;
-}
-
 typedef struct powers {
     const assay_options *options;
     cJSON *fixtures;
@@ -288,7 +279,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
         ctx, &(assay_each){
                  .self = &p, .count = options->argument_count, .ranks = options->ranks, .work = work, .take = take}));
     if (options->json_file != NULL && assay_ranks_is_first(options->ranks))
-        TRY(write_json(ctx, options->json_file, root));
+        TRY(assay_command_write_json(ctx, options->json_file, root));
     *exit_code = p.vacuous ? ASSAY_EXIT_VACUOUS : ASSAY_EXIT_PASS;
 cleanup:
     cJSON_Delete(root);

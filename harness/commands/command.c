@@ -1,5 +1,7 @@
 #include "harness/commands/command.h"
 
+#include <cjson/cJSON.h>
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -120,6 +122,13 @@ assay_status assay_command_check_reports(assay_context *ctx, const assay_options
         assay_atomic_file_abandon(&file);
     }
     return ASSAY_OK;
+}
+
+assay_status assay_command_write_json(assay_context *ctx, const char *path, const struct cJSON *root)
+{
+    OWNED char *text = cJSON_Print(root);
+    if (text == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report");
+    return assay_write_file_atomically(ctx, path, text);
 }
 
 assay_status assay_command_write_reports(assay_context *ctx, const assay_options *options, int count,

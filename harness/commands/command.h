@@ -22,7 +22,8 @@ typedef struct assay_command {
 
 extern const assay_command assay_command_list, assay_command_convert, assay_command_show, assay_command_generate,
     assay_command_request, assay_command_compare, assay_command_run, assay_command_fuzz, assay_command_verify,
-    assay_command_power, assay_command_check, assay_command_trace, assay_command_calibrate, assay_command_shared_object;
+    assay_command_power, assay_command_check, assay_command_trace, assay_command_calibrate, assay_command_shared_object,
+    assay_command_tolerance;
 
 /* The exit status of a verdict. */
 int assay_exit_of(assay_verdict verdict);
@@ -48,5 +49,7 @@ void assay_command_reproduce(const assay_options *options, const char *command, 
 
 /* --json, --junit and --html: refuses, before anything runs, a file that cannot be made. */
 assay_status assay_command_check_reports(assay_context *ctx, const assay_options *options);
+struct cJSON;
+assay_status assay_command_write_json(assay_context *ctx, const char *path, const struct cJSON *root);
 assay_status assay_command_write_reports(assay_context *ctx, const assay_options *options, int count,
                                          const assay_report *reports);

@@ -31,7 +31,8 @@ enum {
     ASSAY_OPT_STAGED = 1 << 20,      /* --staged */
     ASSAY_OPT_TRUST = 1 << 21,       /* --trust */
     ASSAY_OPT_GRAPH = 1 << 22,       /* --graph, --svg */
-    ASSAY_OPT_ALL = 1 << 23          /* --all */
+    ASSAY_OPT_ALL = 1 << 23,         /* --all */
+    ASSAY_OPT_TOLERANCE = 1 << 24    /* --audit, --runs, --snippet */
 };
 
 /* Of --false-alarm, and of --timeout in seconds. */
@@ -44,6 +45,9 @@ typedef struct assay_options {
     bool quiet, color, json, verbose;
     const char *equivalence, *output, *inputs, *weights, *precision, *json_file, *junit_file, *html_file, *known_file,
         *svg_file, *backend, *keep, *folder;
+    const char *audit; /* of tolerance: a rule; NULL: the smallest are found */
+    bool snippet;
+    int64_t runs;             /* of correct kernels; 0: not said */
     const char *mutants_like; /* of power: a pattern; NULL: not said */
     const char *container;    /* the ending of files in a folder: h5, safetensors */
     double false_alarm, timeout;

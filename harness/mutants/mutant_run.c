@@ -53,13 +53,6 @@ static void take_shard(const assay_tensor_set *from, int64_t shard, int64_t shar
     }
 }
 
-/* Given tensors, and the choice of experts. */
-static bool has_choice_too(void *self, const char *path)
-{
-    const assay_tensor *tensor = assay_tensor_set_find(self, path);
-    return tensor != NULL && (assay_role_is_input(tensor->spec.role) || assay_path_is_choice(path));
-}
-
 /* The reference arithmetic with products of linear layers over whole blocks alone, or of whole blocks of rows. */
 typedef struct lossy {
     assay_emulation emulation; /* first: the context points to it */
@@ -146,8 +139,8 @@ static assay_status run_operation(assay_context *ctx, const assay_trial *t, cons
                                   bool *applies)
 {
     assay_context own = *ctx;
-    assay_source numbers = assay_input_source(given);
-    if (mutant->golden_choice) numbers.has = has_choice_too;
+    const assay_source numbers =
+        mutant->golden_choice ? assay_input_and_choice_source(given) : assay_input_source(given);
     assay_rounded rounded = {&numbers, plan->c};
     const assay_source in = assay_rounded_source(&rounded);
     const assay_sink out = assay_results_sink(results);

@@ -37,6 +37,7 @@ typedef struct assay_plan {
     bool mutants;             /* the golden is to hold the power of its verdict (harness/power/power_test.h) */
     const struct assay_stage_judge *by_stage; /* of that: who judges stages; NULL: nobody */
     const char *mutants_like; /* of the power: those alone that this pattern matches; NULL: all that are the case's */
+    const struct assay_mutant_watch *watch; /* of the power: who sees what each mutant gives; NULL: nobody */
     bool staged; /* a run stage by stage: every error scale is of the emulated runs, and routing weights have some */
     bool
         with_stages; /* candidates give checkpoints to be judged as stages: those that it does not hold are not unknown */

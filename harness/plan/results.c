@@ -51,6 +51,18 @@ assay_source assay_input_source(const assay_tensor_set *tensors)
     return source;
 }
 
+static bool gives_choice_too(void *self, const char *path)
+{
+    return gives(self, path) || (assay_path_is_choice(path) && assay_tensor_set_find(self, path) != NULL);
+}
+
+assay_source assay_input_and_choice_source(const assay_tensor_set *tensors)
+{
+    assay_source source = assay_tensor_set_source(tensors);
+    source.has = gives_choice_too;
+    return source;
+}
+
 static bool wants(void *self, const char *path)
 {
     const assay_tensor *tensor = assay_tensor_set_find(self, path);

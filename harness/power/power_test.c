@@ -209,6 +209,8 @@ static assay_status try_mutant(assay_context *ctx, const assay_trial *t, const a
     if (made != t) TRY(assay_full_golden_results(ctx, t, &candidate, &sketched));
     TRY(judge(ctx, t, made != t ? &sketched : &candidate, &report));
     conclude(made, &report, &candidate, result);
+    const assay_mutant_watch *watch = t->plan->watch;
+    if (watch != NULL && result->outcome != ASSAY_MUTANT_NO_EFFECT) watch->see(watch->self, &candidate, result);
     if (t->folder != NULL && result->outcome != ASSAY_MUTANT_NO_EFFECT)
         TRY(write_candidate(ctx, t, mutant, &candidate));
 cleanup:

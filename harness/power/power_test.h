@@ -38,6 +38,12 @@ typedef struct assay_stage_judge {
                             const assay_profile *profile, double false_alarm, bool *fails);
 } assay_stage_judge;
 
+/* Sees each mutant's candidate that has an effect, with the verdict on that. */
+typedef struct assay_mutant_watch {
+    void *self;
+    void (*see)(void *self, const assay_tensor_set *candidate, const assay_mutant_result *result);
+} assay_mutant_watch;
+
 /* `golden`: all tensors of the plan with its error scales. Refuses a golden that cannot be compared at this profile, or
  * whose own results, rounded, do not pass. `folder`: where the candidates of mutants with an effect are written as
  * MUTANT.h5, NULL for nowhere. Where the plan says who judges stages and the case has some, mutants that pass are judged by

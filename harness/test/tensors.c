@@ -73,28 +73,58 @@ static assay_status read_golden(assay_context *ctx, assay_fixture_reader *reader
     return status;
 }
 
+/* Opens the golden, and finds the place of one of its results. */
+static assay_status find_result(assay_context *ctx, assay_test *test, const char *path, int *index)
+{
+    MUST(assay_test_open_golden(ctx, test));
+    if (path == NULL)
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "golden: path is NULL, expected a result of %s", assay_test_name(test));
+    *index = 0;
+    while (*index < test->expected_count && strcmp(test->expected[*index].path, path) != 0) ++*index;
+    if (*index < test->expected_count) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%.160s is no result of %s", path, assay_test_name(test));
+}
+
 int assay_test_golden(assay_test *test, const char *path, assay_backend_tensor *tensor,
                       char message[ASSAY_TEST_MESSAGE])
 {
     if (test == NULL || tensor == NULL)
         return assay_test_refuse_null(test == NULL ? "the test" : "the tensor", message);
-    int index = 0;
+    int index;
     assay_status status;
     assay_test_call call;
     assay_test_begin(&call, &test->ctx, test->ctx.threads, test->held);
-    TRY(assay_test_open_golden(&call.ctx, test));
-    if (path == NULL)
-        TRY(assay_fail(&call.ctx, ASSAY_BAD_INPUT, "golden: path is NULL, expected a result of %s",
-                       assay_test_name(test)));
-    while (index < test->expected_count && strcmp(test->expected[index].path, path) != 0) index++;
-    if (index == test->expected_count) {
-        TRY(assay_fail(&call.ctx, ASSAY_BAD_INPUT, "%.160s is no result of %s", path, assay_test_name(test)));
-    }
+    TRY(find_result(&call.ctx, test, path, &index));
     if (test->results[index].data == NULL) {
         TRY(read_golden(&call.ctx, test->held->golden.reader, &test->expected[index], &test->results[index]));
     }
     *tensor = test->results[index];
 cleanup:
+    return assay_test_end(&call, status, message);
+}
+
+static assay_status find_threshold(assay_context *ctx, assay_test *test, const char *path, double *thresholds,
+                                   int64_t count)
+{
+    int index;
+    MUST(find_result(ctx, test, path, &index));
+    const assay_golden *golden = &test->held->golden;
+    const assay_tensor_spec *found = assay_fixture_find(golden->reader, path);
+    if (found != NULL && assay_shape_count(&found->shape) != count)
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: room for %" PRId64 " thresholds, expected %" PRId64, path, count,
+                          assay_shape_count(&found->shape));
+    return assay_compare_thresholds(ctx, golden->reader, &test->profile, test->false_alarm,
+                                    assay_plan_order(&test->plan), path, thresholds);
+}
+
+int assay_test_threshold(assay_test *test, const char *path, double *thresholds, int64_t count,
+                         char message[ASSAY_TEST_MESSAGE])
+{
+    if (test == NULL || thresholds == NULL)
+        return assay_test_refuse_null(test == NULL ? "the test" : "room for thresholds", message);
+    assay_test_call call;
+    assay_test_begin(&call, &test->ctx, test->ctx.threads, test->held);
+    const assay_status status = find_threshold(&call.ctx, test, path, thresholds, count);
     return assay_test_end(&call, status, message);
 }
 

@@ -84,6 +84,10 @@ int assay_test_prepare(assay_test *test, char message[ASSAY_TEST_MESSAGE]);
 /* The golden tensor of a path, in float64 (int32 for indices). */
 int assay_test_golden(assay_test *test, const char *path, assay_backend_tensor *tensor,
                       char message[ASSAY_TEST_MESSAGE]);
+/* What each element of a float result may be off by where assay_test_check judges it: `count` numbers, as many as the result
+ * has. */
+int assay_test_threshold(assay_test *test, const char *path, double *thresholds, int64_t count,
+                         char message[ASSAY_TEST_MESSAGE]);
 /* Writes the golden as `assay generate` does; the ending of the path says the format. */
 int assay_test_save(assay_test *test, const char *path, char message[ASSAY_TEST_MESSAGE]);
 

@@ -220,6 +220,12 @@ class Case:
         lib.attempt("golden", test.handle, lib.encoded(path), byref(tensor))
         return _tensors.view(test, tensor)[0]
 
+    def threshold(self, path: str) -> np.ndarray[Any, Any]:
+        """What each element of a float result may be off by (docs/comparing.md, thresholds): float64, in the result's shape."""
+        thresholds = np.zeros(self.golden(path).shape)
+        lib.attempt("threshold", self._open().handle, lib.encoded(path), thresholds.ctypes.data, thresholds.size)
+        return thresholds
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the golden as `assay generate` does."""
         lib.attempt("save", self._open().handle, lib.encoded(os.fspath(path)))
@@ -227,23 +233,33 @@ class Case:
     def power(self) -> dict[str, list[str]]:
         """The mutants of the case by what the verdict at the kernel's precision makes of them, as `assay power` says it: "detected", "passes", "no effect", and "not
         here" of those that other inputs would show (docs/power.md)."""
-        from .__main__ import program
-
         found: dict[str, list[str]] = {"detected": [], "passes": [], "no effect": [], "not here": []}
-        with tempfile.TemporaryDirectory(prefix="assay-") as folder:
-            golden, answer = (os.path.join(folder, name) for name in ("golden.h5", "power.json"))
-            self.save(golden)
-            try:
-                made = subprocess.run([program(), "power", golden, "--precision", self.precision, "--json", answer], capture_output=True, text=True)
-            except OSError as error:
-                raise lib.BadInput(f"power: {program()}: {error.strerror}") from error
-            if not os.path.exists(answer):
-                raise lib.BadInput(f"power: {made.stderr.strip()}")
-            with open(answer) as file:
-                mutants = json.load(file)["fixtures"][0]["mutants"]
+        mutants = self._answer("power", "--precision", self.precision)["fixtures"][0]["mutants"]
         for mutant in mutants:
             found.get("not here" if mutant.get("without_effect_here") else mutant["outcome"], []).append(mutant["name"])
         return found
+
+    def tolerances(self, audit: str | None = None, runs: int = 16) -> dict[str, Any]:
+        """The smallest atol and rtol of each result that accept correct kernels, and the known bugs that they miss, as `assay tolerance` has it in
+        JSON; or what the rule `audit` lets through, as "atol=5e-3,rtol=0" (docs/power.md)."""
+        more = [] if audit is None else ["--audit", audit]
+        return dict(self._answer("tolerance", "--precision", self.precision, "--runs", str(runs), *more)["fixtures"][0])
+
+    def _answer(self, command: str, *options: str) -> Any:
+        """What the program says of the golden as JSON."""
+        from .__main__ import program
+
+        with tempfile.TemporaryDirectory(prefix="assay-") as folder:
+            golden, answer = (os.path.join(folder, name) for name in ("golden.h5", "answer.json"))
+            self.save(golden)
+            try:
+                made = subprocess.run([program(), command, golden, *options, "--json", answer], capture_output=True, text=True)
+            except OSError as error:
+                raise lib.BadInput(f"{command}: {program()}: {error.strerror}") from error
+            if not os.path.exists(answer):
+                raise lib.BadInput(f"{command}: {made.stderr.strip()}")
+            with open(answer) as file:
+                return json.load(file)
 
     def judge(
         self, results: Mapping[str, Any], precision: str | None = None, gradients: bool = True, only: str | Iterable[str] = ()

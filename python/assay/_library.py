@@ -98,6 +98,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "expected": (POINTER(Result), [c_void_p, c_int32]),
     "prepare": (c_int, [c_void_p, _message]),
     "golden": (c_int, [c_void_p, c_char_p, POINTER(Tensor), _message]),
+    "threshold": (c_int, [c_void_p, c_char_p, c_void_p, c_int64, _message]),
     "save": (c_int, [c_void_p, c_char_p, _message]),
     "check": (c_int, [c_void_p, c_int32, POINTER(Tensor), POINTER(c_void_p), _message]),
     "report_free": (None, [c_void_p]),

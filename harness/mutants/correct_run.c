@@ -1,0 +1,28 @@
+#include "harness/mutants/correct_run.h"
+
+#include <string.h>
+
+#include "harness/mutants/mutant_run.h"
+#include "harness/scales/ensemble.h"
+
+assay_status assay_correct_run(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *golden,
+                               const assay_profile *profile, int number, assay_tensor_set *candidate)
+{
+    const assay_precision precision = assay_case_precision(plan->c, profile);
+    const assay_emulation emulation = assay_ensemble_member(plan, &precision, "correct", number);
+    const assay_source given = assay_input_and_choice_source(golden);
+    assay_rounded rounded = {&given, plan->c};
+    const assay_source in = assay_rounded_source(&rounded);
+    assay_context emulated = *ctx;
+    MUST(assay_tensor_set_copy(ctx, golden, candidate));
+    for (int i = 0; i < candidate->count; i++) {
+        if (assay_role_is_result(candidate->items[i].spec.role)) candidate->items[i].written = 0;
+    }
+    const assay_sink out = assay_results_sink(candidate);
+    emulated.arithmetic = &assay_arithmetic_emulated;
+    emulated.emulation = &emulation;
+    const assay_status status = assay_operation_run(&emulated, plan->operation, plan->c, &in, &out);
+    memcpy(ctx->message, emulated.message, sizeof ctx->message);
+    if (status == ASSAY_OK) assay_candidate_round(candidate, profile);
+    return status;
+}
