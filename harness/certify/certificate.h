@@ -5,12 +5,12 @@
  *   gradients/                         those of the second form's tape, element by element, which are held themselves against
  *                                      central differences in binary128 along a random direction each
  *
- * oracle/quad/certify.h says what is allowed. A fixture may store it: certificate/<path of the tensor> [9] holds the
+ * harness/certify/certify.h says what is allowed. A fixture may store it: certificate/<path of the tensor> [9] holds the
  * fields below. */
 #pragma once
 
+#include "harness/certify/certify.h"
 #include "harness/plan/plan.h"
-#include "oracle/quad/certify.h"
 
 /* The numbers of a stored certificate. */
 #define ASSAY_CERTIFICATE_TABLE(X)                                                                                     \

@@ -1,7 +1,7 @@
 /* The second form: every operation once more, naively, in binary128, straight from the formulas of docs/operations.md. It
  * shares no code with oracle/ops, oracle/moe, oracle/mesh and oracle/layer (their headers give the configurations, and
  * their tables the names and shapes of tensors), so what both forms get wrong alike can only be the definition: where it uses
- * the float64 engine, for large products, it checks it (quad_product.h). certify.h holds float64 results against it.
+ * the float64 engine, for large products, it checks it (quad_product.h). harness/certify/certify.h holds float64 results against it.
  *
  * A form reads named tensors and puts named results, under the paths of the fixture (docs/interface.md), on a tape (tape.h), whose sweep
  * gives the gradients of the sum over outputs of <cotangent, output>. Optional tensors are there or not. Inputs are
@@ -55,6 +55,20 @@ assay_status quad_tensors_copy_i32(assay_context *ctx, quad_tensors *tensors, co
                                    const assay_shape *shape, const int32_t *indices);
 assay_status quad_tensors_stream(assay_context *ctx, quad_tensors *tensors, const char *path, const assay_shape *shape,
                                  const assay_source *source);
+
+/* The list takes the tensor's pointers over, under another name. Of a lent tensor they stay the lender's: its list is
+ * freed without them. */
+assay_status quad_tensors_list(assay_context *ctx, quad_tensors *tensors, const char *path, const quad_tensor *tensor);
+
+/* The tensor at `path`, which must have `count` elements; absent: an error, or NULL for the optional forms. */
+assay_status quad_read(assay_context *ctx, const quad_tensors *in, const char *path, int64_t count,
+                       const quad **values);
+assay_status quad_read_optional(assay_context *ctx, const quad_tensors *in, const char *path, int64_t count,
+                                const quad **values);
+assay_status quad_read_indices(assay_context *ctx, const quad_tensors *in, const char *path, int64_t count,
+                               const int32_t **indices);
+assay_status quad_alloc(assay_context *ctx, int64_t count, quad **values);
+uint64_t quad_next_random(uint64_t *state);
 
 /* An operation on the tape: reads, computes, puts. `config` is its own. */
 typedef struct quad_tape quad_tape;

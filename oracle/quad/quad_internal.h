@@ -6,25 +6,11 @@
 #include "oracle/base/memory.h"
 #include "oracle/quad/quad.h"
 
-/* The list takes the tensor's pointers over, under another name. Of a lent tensor they stay the lender's: its list is
- * freed without them. */
-assay_status quad_tensors_list(assay_context *ctx, quad_tensors *tensors, const char *path, const quad_tensor *tensor);
-
-/* The tensor at `path`, which must have `count` elements; absent: an error, or NULL for the optional forms. */
-assay_status quad_read(assay_context *ctx, const quad_tensors *in, const char *path, int64_t count,
-                       const quad **values);
-assay_status quad_read_optional(assay_context *ctx, const quad_tensors *in, const char *path, int64_t count,
-                                const quad **values);
-assay_status quad_read_indices(assay_context *ctx, const quad_tensors *in, const char *path, int64_t count,
-                               const int32_t **indices);
-assay_status quad_alloc(assay_context *ctx, int64_t count, quad **values);
-
 quad quad_sigmoid(quad x);
 quad quad_activation(assay_activation f, quad x);
 quad quad_activation_slope(assay_activation f, quad x);
 /* y [columns] = x [rows] times w [rows,columns], whose rows are `ld` apart. */
 void quad_vector_matrix(int64_t rows, int64_t columns, const quad *x, const quad *w, int64_t ld, quad *y);
-uint64_t quad_next_random(uint64_t *state);
 
 /* Elements [first, first + count) of a tensor that has a source. */
 assay_status quad_read_piece(assay_context *ctx, const quad_tensor *tensor, int64_t first, int64_t count, quad *values);

@@ -1,7 +1,7 @@
 /* What the tests of the second form share: a case with named tensors in binary128. */
 #pragma once
 
-#include "oracle/quad/certify.h"
+#include "oracle/quad/quad.h"
 #include "tests/support/assay_test.h"
 
 typedef struct quad_case {

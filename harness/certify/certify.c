@@ -1,11 +1,12 @@
-#include "oracle/quad/certify.h"
+#include "harness/certify/certify.h"
 
 #include <quadmath.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "oracle/quad/certify_internal.h"
-#include "oracle/quad/quad_internal.h"
+#include "harness/certify/certify_internal.h"
+#include "oracle/base/memory.h"
 
 /* The element that is no number, or else the largest. */
 static int64_t foremost(int64_t count, const quad *values)

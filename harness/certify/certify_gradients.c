@@ -1,10 +1,11 @@
 /* Whether the tape's gradients are derivatives: central differences in binary128 along random directions. */
 #include <quadmath.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "oracle/quad/certify_internal.h"
-#include "oracle/quad/quad_internal.h"
+#include "harness/certify/certify_internal.h"
+#include "oracle/base/memory.h"
 
 /* L and the sum of the sizes of its terms. A cotangent that is no number stands on a row that belongs to nothing (or
  * else the gradient is no number either, which is found) and is left out; so is an output that is none (the lse of a

@@ -1,8 +1,8 @@
 /* The certifier itself: it must accept what is right to float64, and reject each of a table of wrong results. */
 #include <quadmath.h>
 
+#include "harness/certify/certify.h"
 #include "oracle/moe/tests/one_token.h"
-#include "oracle/quad/quad_internal.h"
 #include "oracle/quad/tape.h"
 #include "oracle/quad/tests/quad_case.h"
 

@@ -3,8 +3,8 @@
 #include <quadmath.h>
 #include <string.h>
 
+#include "harness/certify/certify_internal.h"
 #include "oracle/base/memory.h"
-#include "oracle/quad/certify_internal.h"
 
 void quad_certificates_free(quad_certificates *certificates)
 {

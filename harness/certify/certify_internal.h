@@ -1,7 +1,7 @@
 /* What the files of certification share. */
 #pragma once
 
-#include "oracle/quad/certify.h"
+#include "harness/certify/certify.h"
 
 assay_status quad_add_certificate(assay_context *ctx, quad_certificates *certificates, const char *path,
                                   quad_certificate **added);

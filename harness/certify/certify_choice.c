@@ -3,8 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "oracle/quad/certify_internal.h"
-#include "oracle/quad/quad_internal.h"
+#include "harness/certify/certify_internal.h"
 
 /* One routing: its choice, and what tells a tie. */
 typedef struct routing {
