@@ -160,7 +160,7 @@ static void add_graph(builder *b, const graph *g, int x, int *of)
         char path[ASSAY_PATH_SIZE];
         const char *name = path;
         if (g->tensors[t].step >= 0) continue;
-        snprintf(path, sizeof path, "%s", row->name);
+        assay_tensor_path("", "", row, path);
         if (g->tensors[t].role == GRAPH_WEIGHT) {
             assay_tensor_path("weights/", b->prefix, row, path);
             name += strlen("weights/") + strlen(b->prefix);

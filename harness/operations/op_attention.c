@@ -93,7 +93,7 @@ static void graph_of(const void *of, bool one_shard, graph *g)
     const int sink = config->sinks ? graph_weight(g, assay_tensor_row_of(&sinks, config, axis_size)) : 0;
     const int out =
         graph_attend(g, grouped ? "BSNz" : "BSNv", "BNS", query, key, value, segments, sink, &config->attention);
-    if (config->lse) graph_gives(g, "lse", g->steps[g->tensors[out].step].out[1]);
+    if (config->lse) graph_gives(g, "lse", graph_lse_of(g, out));
     graph_gives(g, "attention_out", out);
     graph_end(g, out, GRAPH_LEFT);
 }

@@ -28,16 +28,24 @@ static void mark_rows(assay_describer *d, const assay_operation *operation, int 
 
 static void describe_inputs(assay_describer *d, const assay_operation *operation, const graph *g)
 {
+    const assay_fill one = assay_fill_normal(1.0, 0.0);
     for (int t = 1; t < g->tensor_count; t++) {
         const assay_tensor_row *row = &g->tensors[t].row;
-        if (g->tensors[t].role == GRAPH_INPUT) {
-            assay_describe_sized_variable(d, row->name, assay_fill_normal(1.0, 0.0),
-                                          assay_dims_of(row->axes, &row->shape));
+        const assay_dims dims = assay_dims_of(row->axes, &row->shape);
+        char path[ASSAY_PATH_SIZE];
+        assay_tensor_path("", "", row, path);
+        if (g->tensors[t].role == GRAPH_INPUT && g->tensors[t].flows) {
+            assay_describe_sized_variable(d, path, one, dims);
             mark_rows(d, operation, 2, row);
+        } else if (g->tensors[t].role == GRAPH_INPUT) {
+            assay_describe_sized(d, path, d->c->dtype, &one, dims);
+        } else if (g->tensors[t].role == GRAPH_INDICES && strcmp(path, "inputs/positions") == 0) {
+            assay_describe_positions(d);
+        } else if (g->tensors[t].role == GRAPH_INDICES && strcmp(path, "inputs/segment_ids") == 0) {
+            assay_describe_segments(d);
+        } else if (g->tensors[t].role == GRAPH_INDICES) {
+            assay_describe_sized(d, path, ASSAY_INT32, NULL, dims);
         }
-        if (g->tensors[t].role != GRAPH_INDICES) continue;
-        const bool positions = strcmp(row->name, "inputs/positions") == 0;
-        (positions ? assay_describe_positions : assay_describe_segments)(d);
     }
 }
 
@@ -360,8 +368,10 @@ int64_t assay_block_memory(const assay_operation *operation, const assay_case *c
     graph g;
     operation->graph(config, false, &g);
     double numbers = graph_numbers(&g); /* of weights and checkpoints; of inputs and outputs both, and gradients */
-    for (int t = 1; t < g.tensor_count; t++)
+    for (int t = 1; t < g.tensor_count; t++) {
         if (g.tensors[t].role == GRAPH_INPUT) numbers += 2 * (double)graph_size(&g, t);
+        if (g.tensors[t].role == GRAPH_INDICES) numbers += (double)graph_size(&g, t) / 2;
+    }
     for (int i = 0; i < g.output_count; i++) numbers += 2 * (double)graph_size(&g, g.outputs[i].tensor);
     const double copies = is_sharded(c) ? 4 : 2; /* and what a shard has */
     if (g.gradient_count > 0) numbers *= 4;      /* codes, scales and numbers of a product's operands, and spreads */

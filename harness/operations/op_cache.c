@@ -1,6 +1,5 @@
 #include "harness/operations/op_cache.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -111,9 +110,14 @@ void assay_describe_cache(assay_describer *d, const char *folder, const assay_ca
     }
 }
 
+assay_fill assay_cache_scale_fill(void)
+{
+    return assay_fill_range(ASSAY_UNIFORM, 1.0 / 512, 1.0 / 64);
+}
+
 void assay_describe_scale_input(assay_describer *d, const assay_cache_stream *s)
 {
-    const assay_fill positive = assay_fill_range(ASSAY_UNIFORM, 1.0 / 512, 1.0 / 64);
+    const assay_fill positive = assay_cache_scale_fill();
     const assay_cache_format *f = s->cache.format;
     char path[ASSAY_PATH_SIZE];
     path_of(path, "inputs", s->scale);
@@ -195,17 +199,4 @@ double *assay_numbers_of_cache(const assay_work *w, const char *name)
     char path[ASSAY_PATH_SIZE];
     path_of(path, "inputs", name);
     return assay_f64(w, path);
-}
-
-assay_status assay_scale_of_cache(assay_context *ctx, const assay_work *w, const assay_cache_stream *s,
-                                  const double **scale)
-{
-    const int64_t count = s->cache.format->scales == ASSAY_CACHE_OF_HEAD ? s->cache.heads : 1;
-    *scale = assay_numbers_of_cache(w, s->scale);
-    for (int64_t i = 0; *scale != NULL && i < count; i++) {
-        if ((*scale)[i] > 0 && isfinite((*scale)[i])) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs/%s[%" PRId64 "] is %g, expected a number above 0", s->scale, i,
-                          (*scale)[i]);
-    }
-    return ASSAY_OK;
 }

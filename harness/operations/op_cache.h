@@ -10,6 +10,7 @@ assay_status assay_cache_streams_of(assay_context *ctx, const assay_case *c, con
 
 /* Bytes of all pages, as they are under inputs/ or become under outputs/. */
 void assay_describe_cache(assay_describer *d, const char *folder, const assay_cache_append_config *config);
+assay_fill assay_cache_scale_fill(void);
 /* The scale that is given beforehand, where the format has one. */
 void assay_describe_scale_input(assay_describer *d, const assay_cache_stream *s);
 
@@ -21,6 +22,3 @@ assay_status assay_draw_cache(assay_context *ctx, uint64_t seed, const assay_cac
 /* By their names under a folder. */
 int32_t *assay_bytes_of_cache(const assay_work *w, const char *folder, const char *name);
 double *assay_numbers_of_cache(const assay_work *w, const char *name);
-/* The scale that is given of a stream, NULL where there is none; refused where it is not above 0. */
-assay_status assay_scale_of_cache(assay_context *ctx, const assay_work *w, const assay_cache_stream *s,
-                                  const double **scale);

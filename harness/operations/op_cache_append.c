@@ -271,7 +271,8 @@ static assay_status append(assay_context *ctx, const assay_work *w, const writte
                             .slots = assay_i32(w, "inputs/slot_mapping"),
                             .numbers = n->numbers[stream],
                             .rope = second};
-    MUST(assay_scale_of_cache(ctx, w, s, &t.scale));
+    t.scale = assay_numbers_of_cache(w, s->scale);
+    MUST(assay_cache_check_scale(ctx, s->scale, t.scale, c));
     if (second != NULL && c->rope == 0) {
         MUST(joined(ctx, s, config->tokens, t.numbers, second, &rows));
         t.numbers = rows;

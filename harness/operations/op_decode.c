@@ -4,11 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Of a sequence. */
-static int64_t most_keys(const assay_decode_config *d)
-{
-    return d->max_pages > 0 ? d->max_pages * d->page : d->page;
-}
+#include "oracle/graph/graph_kind.h"
 
 static assay_status pages_of(assay_context *ctx, const assay_case *c, assay_decode_config *d)
 {
@@ -39,7 +35,7 @@ static assay_status splits_of(assay_context *ctx, const assay_case *c, assay_dec
     if (!m->use_chunked_prefill) return ASSAY_OK;
     if (m->num_kv_splits > 0)
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_num_kv_splits, "0: use_chunked_prefill has parts of its own");
-    const int64_t context = most_keys(d) - d->sequence;
+    const int64_t context = assay_decode_most_keys(d) - d->sequence;
     d->chunk = m->prefill_chunk_size;
     d->splits = (context > 0 ? (context - 1) / d->chunk + 1 : 0) + 1;
     return ASSAY_OK;
@@ -50,6 +46,9 @@ static assay_status common_of(assay_context *ctx, const assay_case *c, decode_co
 {
     const assay_model_config *m = &c->config;
     *config = (decode_config){.sinks = m->attention_sink,
+                              .paged = m->pagedattn_num_pages > 0,
+                              .lse = m->return_lse,
+                              .lengths = m->use_indexer && assay_case_input_of(c, "inputs/topk_length") != NULL,
                               .padding = (int32_t)m->block_table_padding,
                               .quad.query_scale = m->query_pre_attn_scalar};
     config->quad.decode = (assay_decode_config){.batch = c->batch,
@@ -157,51 +156,106 @@ static int64_t axis_size(const void *config, char axis)
     if (axis == 'i') return d->nope;
     if (axis == 'u') return d->nope + d->out_dim;
     if (axis == 'v') return d->out_dim;
+    if (axis == 'q') return d->nope + d->width - d->v_dim;
+    if (axis == '1') return 1;
     return d->v_dim; /* l, z */
 }
 
-/* Rows of the cache hold what nobody looks at, where no sequence has them. */
-static void describe_cache(assay_describer *d, const char *path, const char *axes)
+/* --- as a graph --- */
+
+/* Numbers beside each other. */
+static int joined(graph *g, const char *axes, int first, int second)
 {
-    const assay_fill one = assay_fill_normal(1.0, 0.0);
-    assay_describe(d, path, d->c->dtype, &one, axes);
-    assay_described(d, 1)->unused_row_axes = (int)strlen(axes) - 1;
+    const char *last = axes + strlen(axes) - 1;
+    return graph_fused(g, graph_step_of(g, &graph_kind_concatenate, axes, (int[]){first, second}, 2,
+                                        &(graph_general){.over = {*last}}));
 }
 
-static void describe_bytes(assay_describer *d, const assay_cache_append_config *bytes)
+/* inputs/NAME [pages,bytes] of a cache, or what is given of it besides. */
+static int given_bytes(graph *g, const char *name, int64_t bytes)
 {
-    const int before = d->list->count;
-    assay_describe_cache(d, "inputs", bytes);
-    for (int back = d->list->count - before; back > 0; back--) assay_described(d, back)->derived = true;
-    for (int64_t i = 0; i < bytes->stream_count; i++)
-        if (i == 0 || strcmp(bytes->streams[i].scale, bytes->streams[0].scale) != 0)
-            assay_describe_scale_input(d, &bytes->streams[i]);
+    if (bytes == 0) return 0;
+    const int tensor = graph_indices(g, name, "W8");
+    g->tensors[tensor].row.folder = "inputs/";
+    g->tensors[tensor].row.shape.dims[1] = bytes;
+    return tensor;
 }
 
-static void describe_caches(assay_describer *d, const quad_decode_config *config)
+static int given_scale(graph *g, const assay_cache_stream *s)
 {
-    const assay_decode_config *c = &config->decode;
-    const bool paged = d->c->config.pagedattn_num_pages > 0;
-    if (config->bytes.stream_count > 0) {
-        describe_bytes(d, &config->bytes);
-    } else if (config->split_cache) {
-        describe_cache(d, "inputs/ckv_cache", paged ? "WUl" : "BYl");
-        describe_cache(d, "inputs/kpe_cache", paged ? "WUR" : "BYR");
-    } else if (c->latent) {
-        describe_cache(d, "inputs/kv_cache", paged ? "WUw" : "BYw");
-    } else {
-        const char *axes = c->heads_first ? paged ? "WgUz" : "BgYz" : paged ? "WUgz" : "BYgz";
-        describe_cache(d, "inputs/key_cache", axes);
-        describe_cache(d, "inputs/value_cache", axes);
+    const bool heads = s->cache.format->scales == ASSAY_CACHE_OF_HEAD, there = graph_find(g, s->scale) > 0;
+    if (!heads && s->cache.format->scales != ASSAY_CACHE_OF_TENSOR && !s->cache.format->block.tensor_scale) return 0;
+    const int tensor = there ? graph_find(g, s->scale) : graph_input(g, s->scale, heads ? "g" : "1");
+    g->tensors[tensor].row.folder = "inputs/";
+    return tensor;
+}
+
+/* Of keys with their heads, or of latents. */
+static int cached(graph *g, const decode_config *of, int i, char last)
+{
+    static const char *const latent[] = {"inputs/ckv_cache", "inputs/kpe_cache"};
+    static const char *const grouped[] = {"inputs/key_cache", "inputs/value_cache"};
+    const quad_decode_config *config = &of->quad;
+    const assay_decode_config *d = &config->decode;
+    const char page = of->paged ? 'W' : 'B', row = of->paged ? 'U' : 'Y';
+    const char of_heads[] = {page, d->heads_first ? 'g' : row, d->heads_first ? row : 'g', last, '\0'};
+    const char of_latents[] = {page, row, last, '\0'}, *axes = d->latent ? of_latents : of_heads;
+    if (config->bytes.stream_count == 0)
+        return graph_input(g, !d->latent ? grouped[i] : config->split_cache ? latent[i] : "inputs/kv_cache", axes);
+    const assay_cache_stream *s = &config->bytes.streams[i];
+    const int bytes = given_bytes(g, s->bytes, assay_cache_page_bytes(&s->cache));
+    const int scales = given_bytes(g, s->scales, assay_cache_page_scales(&s->cache));
+    const int numbers = graph_step_of(g, &graph_kind_cache_numbers, axes, (int[]){bytes, scales, given_scale(g, s)}, 3,
+                                      &(graph_general){0});
+    g->steps[g->tensors[numbers].step].with.cache = s->cache;
+    return graph_fused(g, numbers);
+}
+
+static void graph_of(const void *of, bool one_shard, graph *g)
+{
+    static const assay_tensor_form kernel = {"wkv_b/kernel", ASSAY_KERNEL, "lNu", 1},
+                                   sinks = {"sinks", ASSAY_SINK, "N", 0};
+    const decode_config *config = of;
+    const assay_decode_config *d = decode_of(config);
+    const bool splits = d->splits > 0, lists = d->topk > 0;
+    const char *axes = d->nope > 0 ? "XBSNv" : d->latent ? "XBSNl" : "XBSNz"; /* X: of splits */
+    int in[GRAPH_IN] = {0}; /* as graph_kind_decode_attention has them */
+    (void)one_shard;
+    graph_begin(g, config, axis_size);
+    in[0] = graph_input(g, d->nope > 0 ? "inputs/query_nope" : "inputs/query",
+                        d->nope > 0 ? "BSNi"
+                        : d->latent ? "BSNw"
+                                    : "BSNz");
+    if (d->nope > 0) in[0] = joined(g, "BSNq", in[0], graph_input(g, "inputs/query_pe", "BSNR"));
+    if (!lists) in[3] = graph_indices(g, "inputs/cache_seqlens", "B");
+    if (lists) in[4] = graph_indices(g, "inputs/indices", "BS4");
+    if (config->lengths) in[3] = graph_indices(g, "inputs/topk_length", "B");
+    if (d->max_pages > 0) in[4] = graph_indices(g, "inputs/block_table", "BZ");
+    in[1] = cached(g, config, 0, !d->latent ? 'z' : config->quad.split_cache ? 'l' : 'w');
+    if (config->quad.split_cache) in[1] = joined(g, config->paged ? "WUw" : "BYw", in[1], cached(g, config, 1, 'R'));
+    if (!d->latent) in[2] = cached(g, config, 1, 'z');
+    if (d->nope > 0) in[6] = graph_weight(g, assay_tensor_row_of(&kernel, config, axis_size));
+    const int sink = config->sinks ? graph_weight(g, assay_tensor_row_of(&sinks, config, axis_size)) : 0;
+    if (!splits) in[5] = sink;
+    int out = graph_with_lse(g, &graph_kind_decode_attention, axes + !splits, splits ? "XBNS" : "BNS", in, GRAPH_IN,
+                             &(graph_parameters){.decode = *d});
+    if (splits) {
+        const assay_merge_states_config merge = assay_decode_merge_config(d, d->splits, assay_decode_out_dim(d));
+        const int lse = graph_named(g, "partial_lse", graph_lse_of(g, out));
+        g->tensors[out].kept = GRAPH_LEFT;
+        out = graph_with_lse(g, &graph_kind_merge_states, axes + 1, "BNS",
+                             (int[]){graph_named(g, "partial_out", out), lse, sink}, 3,
+                             &(graph_parameters){.merge = merge});
     }
+    int lse = graph_lse_of(g, out);
+    if (d->lse_tokens_first)
+        lse = graph_fused(g, graph_step_of(g, &graph_kind_order, "BSN", &lse, 1, &(graph_general){0}));
+    if (config->lse) graph_gives(g, "lse", lse);
+    graph_gives(g, "attention_out", out);
+    graph_end(g, out, GRAPH_LEFT);
 }
 
-/* Where the case lists them, all of them. */
-static void describe_indices(assay_describer *d, const char *path, const assay_fill *fill, const char *axes)
-{
-    assay_describe(d, path, ASSAY_INT32, fill, axes);
-    assay_require_all_values(d, path, assay_shape_count(&assay_described(d, 1)->spec.shape));
-}
+/* --- its tensors --- */
 
 /* Scores have a deviation of 1: those of a latent cache are not scaled by the width of its rows. */
 static assay_fill query_fill(const assay_decode_config *c)
@@ -210,61 +264,48 @@ static assay_fill query_fill(const assay_decode_config *c)
     return assay_fill_normal(c->latent ? 1 / (c->scale * sqrt((double)numbers)) : 1.0, 0.0);
 }
 
-/* How many entries of a list are read, where the case says that. */
-static void describe_lists(assay_describer *d)
+/* Lengths are drawn, or as the case says; all else follows from them. Where the case lists numbers, all of them. */
+static void refine_integers(assay_describer *d, const assay_decode_config *c, assay_tensor_entry *e)
 {
-    static const char path[] = "inputs/topk_length";
-    const assay_case_input *rule = assay_case_input_of(d->c, path);
-    describe_indices(d, "inputs/indices", NULL, "BS4");
-    assay_described(d, 1)->derived = true;
-    if (rule != NULL) describe_indices(d, path, &rule->fill, "B");
+    const assay_case_input *rule = assay_case_input_of(d->c, e->spec.path);
+    const bool drawn = strcmp(e->spec.path, "inputs/cache_seqlens") == 0;
+    e->derived = e->spec.shape.rank > 1;
+    const bool bytes = e->derived && strcmp(e->spec.labels[1], "bytes") == 0;
+    if (drawn) e->fill = assay_fill_range(ASSAY_INTEGERS, 0, (double)assay_decode_most_keys(c));
+    if (!drawn && !e->derived) e->fill = rule->fill;
+    if (bytes) e->most = 255;
+    if (!bytes) assay_require_all_values(d, e->spec.path, assay_shape_count(&e->spec.shape));
+}
+
+/* What the graph does not say of a tensor. Rows of a cache hold what nobody looks at, where no sequence has them. */
+static void refine(assay_describer *d, const decode_config *config, assay_tensor_entry *e)
+{
+    const char *path = e->spec.path;
+    if (e->spec.type == ASSAY_INT32) {
+        refine_integers(d, decode_of(config), e);
+    } else if (strncmp(path, "inputs/query", strlen("inputs/query")) == 0) {
+        e->fill = query_fill(decode_of(config));
+    } else if (e->spec.role == ASSAY_ROLE_INPUT && e->spec.shape.rank == 1) {
+        e->fill = assay_cache_scale_fill();
+        e->spec.type = ASSAY_FLOAT32;
+    } else if (e->spec.role == ASSAY_ROLE_INPUT) {
+        e->unused_row_axes = e->spec.shape.rank - 1;
+    }
+    if (strcmp(path, "weights/sinks") == 0) e->infinite = true;
+    if (strcmp(path, "checkpoints/partial_out") == 0) e->unused_row_axes = 4;
 }
 
 static void describe(assay_describer *d, const void *of)
 {
-    const decode_config *config = of;
-    const assay_decode_config *c = &config->quad.decode;
-    const assay_fill one = assay_fill_normal(1.0, 0.0),
-                     drawn = assay_fill_range(ASSAY_INTEGERS, 0, (double)most_keys(c));
-    const assay_fill query = query_fill(c);
-    if (c->nope > 0) {
-        assay_describe(d, "inputs/query_nope", d->c->dtype, &query, "BSNi");
-        assay_describe(d, "inputs/query_pe", d->c->dtype, &query, "BSNR");
-    } else {
-        assay_describe(d, "inputs/query", d->c->dtype, &query, c->latent ? "BSNw" : "BSNz");
+    int count = 0;
+    assay_block_describe(d, &assay_op_mla_decode); /* both have one graph */
+    for (int i = 0; i < d->list->count; i++) {
+        assay_tensor_entry *e = &d->list->entries[i];
+        if (e->spec.role == ASSAY_ROLE_COTANGENT || e->spec.role == ASSAY_ROLE_GRADIENT) continue;
+        refine(d, of, e);
+        d->list->entries[count++] = *e;
     }
-    if (c->topk > 0) describe_lists(d);
-    if (c->topk == 0) describe_indices(d, "inputs/cache_seqlens", &drawn, "B");
-    if (c->max_pages > 0) {
-        describe_indices(d, "inputs/block_table", NULL, "BZ");
-        assay_described(d, 1)->derived = true;
-    }
-    describe_caches(d, &config->quad);
-    if (c->nope > 0) {
-        const assay_fill kernel = assay_fill_fan_in(c->v_dim);
-        assay_describe(d, "weights/wkv_b/kernel", d->c->dtype, &kernel, "lNu");
-    }
-    if (config->sinks) {
-        assay_describe(d, "weights/sinks", d->c->dtype, &one, "N");
-        assay_described(d, 1)->infinite = true;
-    }
-    if (c->splits > 0) {
-        assay_describe_result(d, "checkpoints", "partial_lse", ASSAY_FLOAT64, "XBNS");
-        assay_describe_result(d, "checkpoints", "partial_out", ASSAY_FLOAT64,
-                              c->nope > 0 ? "XBSNv"
-                              : c->latent ? "XBSNl"
-                                          : "XBSNz");
-        assay_described(d, 1)->unused_row_axes = 4;
-    }
-    if (d->c->config.return_lse) assay_describe_output(d, "lse", NULL, c->lse_tokens_first ? "BSN" : "BNS");
-    assay_describe_output(d, "attention_out", NULL, c->nope > 0 ? "BSNv" : c->latent ? "BSNl" : "BSNz");
-}
-
-static double operations(const void *config, bool backward)
-{
-    const assay_decode_config *d = decode_of(config);
-    (void)backward;
-    return assay_decode_flops(d, d->topk > 0 ? d->topk : most_keys(d));
+    d->list->count = count;
 }
 
 #define ROW(of, say)                                                                                                   \
@@ -276,10 +317,9 @@ static double operations(const void *config, bool backward)
                                                     .axis_size = axis_size,                                            \
                                                     .describe = describe,                                              \
                                                     .derive = decode_derive,                                           \
-                                                    .forward = decode_forward,                                         \
+                                                    .graph = graph_of,                                                 \
                                                     .used_rows = decode_used_rows,                                     \
-                                                    .second_form = {.form = quad_decode},                              \
-                                                    .operations = operations}
+                                                    .second_form = {.form = quad_decode}}
 
 ROW(mla, "multi-head latent attention of few tokens");
 ROW(gqa, "grouped-query attention of few tokens");

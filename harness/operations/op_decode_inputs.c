@@ -57,73 +57,46 @@ static assay_status derive_table(assay_context *ctx, const assay_case *c, const 
         d->pages, next);
 }
 
-/* What is given of the keys: lengths and a table, or lists. */
-typedef struct decode_indices {
-    int32_t *keys, *table, *indices, *lengths;
-} decode_indices;
-
-static void release_indices(decode_indices *given)
+/* What is read by lengths and a table, or by lists. */
+static assay_status read_plan(assay_context *ctx, const assay_decode_config *d, const assay_source *source,
+                              assay_decode_plan *plan)
 {
-    free(given->keys);
-    free(given->table);
-    free(given->indices);
-    free(given->lengths);
-}
-
-static assay_status read_indices(assay_context *ctx, const assay_decode_config *d, const assay_source *source,
-                                 decode_indices *given, assay_decode_inputs *in)
-{
-    MUST(assay_read_all_i32(ctx, source, "inputs/cache_seqlens", d->batch, &given->keys));
-    MUST(assay_read_all_i32(ctx, source, "inputs/block_table", d->batch * d->max_pages, &given->table));
-    MUST(assay_read_all_i32(ctx, source, "inputs/indices", d->batch * d->sequence * d->topk, &given->indices));
-    MUST(assay_read_all_i32(ctx, source, "inputs/topk_length", d->batch, &given->lengths));
-    *in = (assay_decode_inputs){.cache_seqlens = given->keys,
-                                .block_table = given->table,
-                                .indices = given->indices,
-                                .topk_length = given->lengths};
-    return assay_decode_check_table(ctx, d, in);
+    OWNED int32_t *keys = NULL, *table = NULL, *indices = NULL, *lengths = NULL;
+    MUST(assay_read_all_i32(ctx, source, "inputs/cache_seqlens", d->batch, &keys));
+    MUST(assay_read_all_i32(ctx, source, "inputs/block_table", d->batch * d->max_pages, &table));
+    MUST(assay_read_all_i32(ctx, source, "inputs/indices", d->batch * d->sequence * d->topk, &indices));
+    MUST(assay_read_all_i32(ctx, source, "inputs/topk_length", d->batch, &lengths));
+    const assay_decode_inputs in = {
+        .cache_seqlens = keys, .block_table = table, .indices = indices, .topk_length = lengths};
+    return assay_decode_plan_make(ctx, d, &in, plan);
 }
 
 /* Rows of the cache that lie in the length of a sequence or in a list, of heads by themselves. */
-static assay_status use_cached(assay_context *ctx, const assay_decode_config *d, const assay_decode_inputs *in,
-                               bool *used)
+static void use_cached(const assay_decode_config *d, const assay_decode_plan *plan, bool *used)
 {
-    OWNED_BY(assay_decode_plan_free) assay_decode_plan plan = {0};
-    MUST(assay_decode_plan_make(ctx, d, in, &plan));
-    for (int64_t i = 0; i < plan.lists * plan.longest * d->kv_heads; i++) {
+    for (int64_t i = 0; i < plan->lists * plan->longest * d->kv_heads; i++) {
         const int64_t key = i / d->kv_heads;
-        if (key % plan.longest < assay_decode_keys(&plan, key / plan.longest))
-            used[assay_decode_place(d, plan.rows[key], i % d->kv_heads)] = true;
+        if (key % plan->longest < assay_decode_keys(plan, key / plan->longest))
+            used[assay_decode_place(d, plan->rows[key], i % d->kv_heads)] = true;
     }
-    return ASSAY_OK;
-}
-
-/* The slots of tokens that sequences have, and -1 for others. */
-static assay_status slots_of(assay_context *ctx, const assay_decode_config *d, const assay_source *source,
-                             int32_t *slots)
-{
-    const int64_t rows = d->pages * d->stride * d->kv_heads;
-    OWNED_BY(release_indices) decode_indices given = {0};
-    OWNED bool *used = NULL;
-    assay_decode_inputs in;
-    MUST(read_indices(ctx, d, source, &given, &in));
-    MUST(assay_alloc(ctx, "rows that are used", rows, sizeof *used, &used));
-    memset(used, 0, (size_t)rows * sizeof *used);
-    MUST(use_cached(ctx, d, &in, used));
-    for (int64_t i = 0; i < d->pages * d->page; i++)
-        slots[i] = used[assay_decode_place(d, i / d->page * d->stride + i % d->page, 0)] ? (int32_t)i : -1;
-    return ASSAY_OK;
 }
 
 static assay_status derive_bytes(assay_context *ctx, const assay_case *c, const decode_config *config, const char *path,
                                  const assay_source *in, int32_t *indices)
 {
     const assay_decode_config *d = &config->quad.decode;
-    const assay_cache_append_config *streams = &config->quad.bytes;
-    OWNED int32_t *slots = NULL;
+    const int64_t rows = d->pages * d->stride * d->kv_heads;
+    OWNED_BY(assay_decode_plan_free) assay_decode_plan plan = {0};
+    OWNED bool *used = NULL;
+    OWNED int32_t *slots = NULL; /* of tokens that sequences have, and -1 of others */
+    MUST(read_plan(ctx, d, in, &plan));
+    MUST(assay_alloc(ctx, "rows that are used", rows, sizeof *used, &used));
     MUST(assay_alloc_i32(ctx, "slots", d->pages * d->page, &slots));
-    MUST(slots_of(ctx, d, in, slots));
-    return assay_draw_cache(ctx, c->seed, streams, path, in, slots, indices);
+    memset(used, 0, (size_t)rows * sizeof *used);
+    use_cached(d, &plan, used);
+    for (int64_t i = 0; i < d->pages * d->page; i++)
+        slots[i] = used[assay_decode_place(d, i / d->page * d->stride + i % d->page, 0)] ? (int32_t)i : -1;
+    return assay_draw_cache(ctx, c->seed, &config->quad.bytes, path, in, slots, indices);
 }
 
 assay_status decode_derive(assay_context *ctx, const assay_case *c, const assay_tensor_entry *entry,
@@ -139,19 +112,15 @@ assay_status decode_derive(assay_context *ctx, const assay_case *c, const assay_
     return derive_bytes(ctx, c, config, entry->spec.path, in, indices);
 }
 
-/* Rows [parts,B,S,N] of parts that have keys. */
-static assay_status use_splits(assay_context *ctx, const assay_decode_config *d, const assay_decode_inputs *in,
-                               bool *used)
+/* Rows [parts,B,S,N] of splits that have keys. */
+static void use_splits(const assay_decode_config *d, const assay_decode_plan *plan, bool *used)
 {
     const int64_t tokens = d->batch * d->sequence;
-    OWNED_BY(assay_decode_plan_free) assay_decode_plan plan = {0};
-    MUST(assay_decode_plan_make(ctx, d, in, &plan));
     for (int64_t i = 0; i < d->splits * tokens * d->heads; i++) {
         const int64_t token = i / d->heads % tokens, split = i / d->heads / tokens;
-        const assay_key_range *keys = &plan.seen[token * plan.splits + split];
+        const assay_key_range *keys = &plan->seen[token * plan->splits + split];
         used[i] = keys->begin < keys->end;
     }
-    return ASSAY_OK;
 }
 
 assay_status decode_used_rows(assay_context *ctx, const assay_case *c, const assay_tensor_entry *of,
@@ -159,13 +128,13 @@ assay_status decode_used_rows(assay_context *ctx, const assay_case *c, const ass
 {
     assay_operation_config config;
     const assay_decode_config *d = decode_of(&config);
-    OWNED_BY(release_indices) decode_indices given = {0};
-    assay_decode_inputs in;
+    OWNED_BY(assay_decode_plan_free) assay_decode_plan plan = {0};
     const int64_t rows = assay_shape_count(&of->spec.shape) / assay_unused_row_width(of);
     MUST(assay_operation_configure(ctx, assay_operation_by_name(c->op), c, &config));
-    MUST(read_indices(ctx, d, source, &given, &in));
+    MUST(read_plan(ctx, d, source, &plan));
     MUST(assay_alloc(ctx, "rows that are used", rows, sizeof **used, used));
     memset(*used, 0, (size_t)rows * sizeof **used);
-    if (of->spec.role == ASSAY_ROLE_CHECKPOINT) return use_splits(ctx, d, &in, *used);
-    return of->spec.role == ASSAY_ROLE_INPUT ? use_cached(ctx, d, &in, *used) : ASSAY_OK;
+    if (of->spec.role == ASSAY_ROLE_CHECKPOINT) use_splits(d, &plan, *used);
+    if (of->spec.role == ASSAY_ROLE_INPUT) use_cached(d, &plan, *used);
+    return ASSAY_OK;
 }

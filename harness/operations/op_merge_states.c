@@ -1,9 +1,8 @@
 #include <math.h>
 
-#include "harness/operations/op_work.h"
-#include "oracle/arithmetic/arithmetic.h"
+#include "harness/operations/op_block.h"
 #include "oracle/base/memory.h"
-#include "oracle/ops/merge_states.h"
+#include "oracle/graph/graph_kind.h"
 
 typedef struct merge_config {
     assay_merge_states_config merge; /* the first, since it is what the second form gets */
@@ -36,18 +35,33 @@ static int64_t axis_size(const void *config, char axis)
     return axis == 'N' ? m->heads : m->v_dim;
 }
 
+static void graph_of(const void *of, bool one_shard, graph *g)
+{
+    static const assay_tensor_form sinks = {"sinks", ASSAY_SINK, "N", 0};
+    const merge_config *config = of;
+    const char *axes = config->grouped ? "PBSNz" : "PBSNv";
+    (void)one_shard;
+    graph_begin(g, config, axis_size);
+    const int partial_out = graph_input(g, "inputs/partial_out", axes);
+    const int partial_lse = graph_input(g, "inputs/partial_lse", "PBNS");
+    const int sink = config->sinks ? graph_weight(g, assay_tensor_row_of(&sinks, config, axis_size)) : 0;
+    const int out =
+        graph_with_lse(g, &graph_kind_merge_states, axes + 1, "BNS", (int[]){partial_out, partial_lse, sink}, 3,
+                       &(graph_parameters){.merge = config->merge});
+    graph_gives(g, "lse", graph_lse_of(g, out));
+    graph_gives(g, "attention_out", out);
+    graph_end(g, out, GRAPH_LEFT);
+}
+
 /* What a part without keys holds in partial_out is nothing to anybody. */
 static void describe(assay_describer *d, const void *of)
 {
-    const merge_config *config = of;
-    const assay_fill one = assay_fill_normal(1.0, 0.0);
-    assay_describe_variable(d, "inputs/partial_out", one, config->grouped ? "PBSNz" : "PBSNv");
-    assay_described(d, 2)->unused_row_axes = 4;
-    assay_describe_variable(d, "inputs/partial_lse", one, "PBNS");
-    assay_described(d, 2)->infinite = true;
-    if (config->sinks) assay_describe_variable(d, "weights/sinks", one, "N");
-    assay_describe_output(d, "lse", &one, "BNS");
-    assay_describe_output(d, "attention_out", &one, config->grouped ? "BSNz" : "BSNv");
+    const int first = d->list->count;
+    (void)of;
+    assay_block_describe(d, &assay_op_merge_states);
+    if (d->status != ASSAY_OK) return;
+    d->list->entries[first].unused_row_axes = 4; /* partial_out, and behind its gradient partial_lse */
+    d->list->entries[first + 2].infinite = true;
 }
 
 static assay_status used_rows(assay_context *ctx, const assay_case *c, const assay_tensor_entry *of,
@@ -66,52 +80,12 @@ static assay_status used_rows(assay_context *ctx, const assay_case *c, const ass
     return ASSAY_OK;
 }
 
-typedef struct merge_call {
-    assay_merge_states_inputs in;
-    assay_merge_states_call call;
-} merge_call;
-
-static void open_call(merge_call *m, const assay_work *w)
-{
-    m->in = (assay_merge_states_inputs){.partial_out = assay_f64(w, "inputs/partial_out"),
-                                        .partial_lse = assay_f64(w, "inputs/partial_lse"),
-                                        .sinks = assay_f64(w, "weights/sinks")};
-    m->call = (assay_merge_states_call){.config = w->config,
-                                        .in = &m->in,
-                                        .attention_out = assay_f64(w, "outputs/attention_out"),
-                                        .lse = assay_f64(w, "outputs/lse"),
-                                        .dout = assay_f64(w, "cotangents/attention_out"),
-                                        .dlse = assay_f64(w, "cotangents/lse")};
-}
-
-static assay_status forward(assay_context *ctx, const assay_work *w)
-{
-    merge_call m;
-    open_call(&m, w);
-    return assay_merge_states_forward(ctx, &m.call);
-}
-
-static assay_status backward(assay_context *ctx, const assay_work *w)
-{
-    const assay_merge_states_config *config = w->config;
-    const assay_merge_states_gradients gradients = {.dpartial_out = assay_f64(w, "gradients/inputs/partial_out"),
-                                                    .dpartial_lse = assay_f64(w, "gradients/inputs/partial_lse"),
-                                                    .dsinks = assay_f64(w, "gradients/weights/sinks")};
-    merge_call m;
-    open_call(&m, w);
-    assay_round(ctx, ASSAY_ROUND_STORAGE, config->batch * config->sequence * config->heads * config->v_dim,
-                m.call.attention_out);
-    return assay_merge_states_backward(ctx, &gradients, &m.call);
-}
-
 const assay_operation assay_op_merge_states = {.name = "merge_states",
                                                .components = ASSAY_USES_MERGE,
                                                .summary = "the merge of attention states by their log-sum-exp",
                                                .config_of = config_of,
                                                .axis_size = axis_size,
                                                .describe = describe,
-                                               .forward = forward,
-                                               .backward = backward,
+                                               .graph = graph_of,
                                                .used_rows = used_rows,
-                                               .second_form = {.form = quad_merge_states},
-                                               .count = {"PBSNv", 2, 6}};
+                                               .second_form = {.form = quad_merge_states}};

@@ -10,7 +10,8 @@
 #pragma once
 
 #include "oracle/base/tensor_table.h"
-#include "oracle/ops/attention.h"
+#include "oracle/ops/cache_format.h"
+#include "oracle/ops/decode_attention.h"
 #include "oracle/ops/gated_mlp.h"
 #include "oracle/ops/quant_recipe.h"
 #include "oracle/ops/yarn_rope.h"
@@ -97,7 +98,10 @@ typedef union graph_parameters {
     assay_quantize_config quantise; /* quantise_hidden, hidden_numbers */
     graph_rotation rope;            /* and of angles, rotation */
     assay_attention_config attention;
-    const void *block; /* of a kind that is another block (graph_block) */
+    assay_decode_config decode;
+    assay_merge_states_config merge;
+    assay_cache_config cache; /* cache_numbers */
+    const void *block;        /* of a kind that is another block (graph_block) */
 } graph_parameters;
 
 /* What a mutant makes of a step besides; the functions are its own (harness/mutants). */
@@ -240,6 +244,10 @@ int graph_attention(graph *g, const char *axes, int query, int key, int value, i
 /* The same without names, of any letters. */
 int graph_attend(graph *g, const char *axes, const char *lse, int query, int key, int value, int segment_ids, int sinks,
                  const assay_attention_config *config);
+/* A step of attention, whose second output is lse, which a kernel has in the type of sums. */
+int graph_with_lse(graph *g, const struct graph_kind *kind, const char *axes, const char *lse, const int *in,
+                   int in_count, const graph_parameters *with);
+int graph_lse_of(const graph *g, int tensor);
 /* A step of a kind whose parameters are graph_general. */
 int graph_step_of(graph *g, const struct graph_kind *kind, const char *axes, const int *in, int in_count,
                   const graph_general *with);

@@ -361,23 +361,34 @@ graph_key_value graph_expand(graph *g, int latent, int w, int key_rope, const as
     return (graph_key_value){key, add_output(g, step, 1, row_of(g, "value", "BSNv"))};
 }
 
-int graph_attend(graph *g, const char *axes, const char *lse, int query, int key, int value, int segment_ids, int sinks,
-                 const assay_attention_config *config)
+int graph_with_lse(graph *g, const graph_kind *kind, const char *axes, const char *lse, const int *in, int in_count,
+                   const graph_parameters *with)
 {
-    graph_step *step = add_step(g, &graph_kind_attention, query, key, value);
-    step->in[3] = segment_ids;
-    step->in[4] = sinks;
-    step->with.attention = *config;
+    graph_step *step = add_step(g, kind, 0, 0, 0);
+    memcpy(step->in, in, (size_t)in_count * sizeof *in);
+    step->with = *with;
     graph_fused(g, add_output(g, step, 1, row_of(g, "lse", lse)));
     return add_output(g, step, 0, row_of(g, "attention_out", axes));
+}
+
+int graph_lse_of(const graph *g, int tensor)
+{
+    return g->steps[g->tensors[tensor].step].out[1];
 }
 
 int graph_attention(graph *g, const char *axes, int query, int key, int value, int segment_ids, int sinks,
                     const assay_attention_config *config)
 {
     const int out = graph_attend(g, axes, "BNS", query, key, value, segment_ids, sinks, config);
-    graph_named(g, "lse", step_of(g, out)->out[1]);
+    graph_named(g, "lse", graph_lse_of(g, out));
     return graph_named(g, "attention_out", out);
+}
+
+int graph_attend(graph *g, const char *axes, const char *lse, int query, int key, int value, int segment_ids, int sinks,
+                 const assay_attention_config *config)
+{
+    const int in[] = {query, key, value, segment_ids, sinks};
+    return graph_with_lse(g, &graph_kind_attention, axes, lse, in, 5, &(graph_parameters){.attention = *config});
 }
 
 int graph_step_of(graph *g, const graph_kind *kind, const char *axes, const int *in, int in_count,

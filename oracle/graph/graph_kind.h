@@ -36,7 +36,8 @@ typedef struct graph_kind {
 extern const graph_kind graph_kind_layer_norm, graph_kind_glu, graph_kind_quantise_hidden, graph_kind_hidden_numbers,
     graph_kind_weigh_rows;
 extern const graph_kind graph_kind_linear, graph_kind_rms_norm, graph_kind_angles, graph_kind_rotations,
-    graph_kind_rope, graph_kind_expand, graph_kind_attention;
+    graph_kind_rope, graph_kind_expand, graph_kind_attention, graph_kind_decode_attention, graph_kind_merge_states,
+    graph_kind_cache_numbers;
 /* Of programs (oracle/program), with graph_general for their parameters. */
 extern const graph_kind graph_kind_map, graph_kind_binary, graph_kind_where, graph_kind_float, graph_kind_reduce,
     graph_kind_softmax, graph_kind_logsumexp, graph_kind_running_sum, graph_kind_product, graph_kind_order,

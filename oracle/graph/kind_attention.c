@@ -215,35 +215,53 @@ static assay_attention_inputs inputs_of(const graph_call *c)
                                     .sinks = c->x[SINKS]};
 }
 
-/* Both come at once: what is there already is made a second time, and left alone. */
-static assay_status attention_forward(assay_context *ctx, const graph_call *c)
+/* Both outputs come at once: what is there already is made a second time, and left alone. */
+static assay_status make_both(assay_context *ctx, const graph_call *c,
+                              assay_status (*make)(assay_context *ctx, const graph_call *c, double *out, double *lse))
 {
     assay_status status = ASSAY_OK;
-    const assay_attention_inputs in = inputs_of(c);
     double *y[GRAPH_OUT] = {c->y[ATTENTION_OUT], c->y[LSE]}, *again[GRAPH_OUT] = {NULL};
     for (int i = 0; i < GRAPH_OUT; i++) {
         if (!c->made[i]) continue;
         TRY(assay_alloc_f64(ctx, "attention again", graph_out_size(c->graph, c->step, i), &again[i]));
         y[i] = again[i];
     }
-    TRY(assay_attention_forward(ctx, y[ATTENTION_OUT], y[LSE], &in, &c->step->with.attention));
+    TRY(make(ctx, c, y[ATTENTION_OUT], y[LSE]));
 cleanup:
     for (int i = 0; i < GRAPH_OUT; i++) free(again[i]);
     return status;
+}
+
+/* What has come back through the output, zeros where all came through lse; *zeros is the caller's. */
+static assay_status gradient_of_out(assay_context *ctx, const graph_call *c, double **zeros, const double **dout)
+{
+    if (c->dy[ATTENTION_OUT] == NULL)
+        MUST(assay_alloc_zeros(ctx, "gradient of attention_out", graph_out_size(c->graph, c->step, ATTENTION_OUT),
+                               zeros));
+    *dout = *zeros != NULL ? *zeros : c->dy[ATTENTION_OUT];
+    return ASSAY_OK;
+}
+
+static assay_status make_attention(assay_context *ctx, const graph_call *c, double *out, double *lse)
+{
+    const assay_attention_inputs in = inputs_of(c);
+    return assay_attention_forward(ctx, out, lse, &in, &c->step->with.attention);
+}
+
+static assay_status attention_forward(assay_context *ctx, const graph_call *c)
+{
+    return make_both(ctx, c, make_attention);
 }
 
 static assay_status attention_backward(assay_context *ctx, const graph_call *c)
 {
     const assay_attention_inputs in = inputs_of(c);
     const assay_attention_gradients g = {c->dx[QUERY], c->dx[KEYS], c->dx[VALUES], c->dx[SINKS]};
-    OWNED double *nothing = NULL; /* has come back through the output, but through lse */
-    if (c->dy[ATTENTION_OUT] == NULL) {
-        const int64_t size = graph_out_size(c->graph, c->step, ATTENTION_OUT);
-        MUST(assay_alloc_f64(ctx, "gradient of attention_out", size, &nothing));
-        memset(nothing, 0, (size_t)size * sizeof *nothing);
-    }
-    MUST(assay_attention_backward(ctx, &g, nothing != NULL ? nothing : c->dy[ATTENTION_OUT], c->dy[LSE],
-                                  c->y[ATTENTION_OUT], c->y[LSE], &in, &c->step->with.attention));
+    const double *dout = NULL;
+    OWNED double *zeros = NULL;
+    MUST(gradient_of_out(ctx, c, &zeros, &dout));
+    MUST(assay_attention_backward(ctx, &g, dout, c->dy[LSE], c->y[ATTENTION_OUT], c->y[LSE], &in,
+                                  &c->step->with.attention));
     for (int i = QUERY; i <= VALUES; i++) graph_round_gradient(ctx, c, i);
     return ASSAY_OK;
 }
@@ -277,3 +295,139 @@ const graph_kind graph_kind_attention = {.name = "attention",
                                          .operations = attention_operations,
                                          .backward_operations = attention_backward_operations,
                                          .scratch = attention_scratch};
+
+/* --- attention over a cache --- */
+
+enum { LENGTHS = SEGMENTS, PLACES, CACHED_SINKS, CACHED_KERNEL };
+
+static assay_decode_inputs cached_inputs(const graph_call *c)
+{
+    const int32_t *lengths = c->indices[LENGTHS], *places = c->indices[PLACES];
+    const bool lists = c->step->with.decode.topk > 0;
+    return (assay_decode_inputs){.query = c->x[QUERY],
+                                 .key_cache = c->x[KEYS],
+                                 .value_cache = c->x[VALUES],
+                                 .block_table = lists ? NULL : places,
+                                 .cache_seqlens = lists ? NULL : lengths,
+                                 .indices = lists ? places : NULL,
+                                 .topk_length = lists ? lengths : NULL,
+                                 .kernel = c->x[CACHED_KERNEL],
+                                 .sinks = c->x[CACHED_SINKS]};
+}
+
+/* Of the tensor, or of what was given of which it is made. */
+static void given_path(const graph *g, int tensor, char path[ASSAY_PATH_SIZE])
+{
+    while (g->tensors[tensor].step >= 0) tensor = g->steps[g->tensors[tensor].step].in[0];
+    assay_tensor_path("", "", &g->tensors[tensor].row, path);
+}
+
+static assay_status open_cached(assay_context *ctx, const graph_call *c, const assay_decode_inputs *in,
+                                assay_decode_plan *plan)
+{
+    const assay_decode_config *config = &c->step->with.decode;
+    MUST(assay_decode_plan_make(ctx, config, in, plan));
+    for (int i = KEYS; i <= VALUES; i++) {
+        char path[ASSAY_PATH_SIZE];
+        if (c->x[i] == NULL || ctx->change != NULL) continue; /* a mutant may read others */
+        given_path(c->graph, c->step->in[i], path);
+        MUST(assay_decode_check_cached(ctx, config, plan, path, c->x[i], graph_last_axis(c->graph, c->step->in[i])));
+    }
+    return ASSAY_OK;
+}
+
+static assay_status make_cached(assay_context *ctx, const graph_call *c, double *out, double *lse)
+{
+    const assay_decode_inputs in = cached_inputs(c);
+    OWNED_BY(assay_decode_plan_free) assay_decode_plan plan = {0};
+    MUST(open_cached(ctx, c, &in, &plan));
+    return assay_decode_attend(ctx, &c->step->with.decode, &in, &plan, out, lse);
+}
+
+static assay_status cached_forward(assay_context *ctx, const graph_call *c)
+{
+    return make_both(ctx, c, make_cached);
+}
+
+/* Of as many keys as there may be. */
+static double cached_operations(const graph *g, const graph_step *step, int out)
+{
+    const assay_decode_config *c = &step->with.decode;
+    const double rows = (double)c->batch * (double)c->sequence * (double)c->heads;
+    const double keys = (double)(c->topk > 0 ? c->topk : assay_decode_most_keys(c));
+    const double kernel = (double)c->v_dim * (double)(c->nope + c->out_dim);
+    (void)g;
+    return out == LSE ? 0 : 2 * rows * (keys * (double)(c->width + c->v_dim) + kernel);
+}
+
+const graph_kind graph_kind_decode_attention = {
+    .name = "decode_attention", .forward = cached_forward, .operations = cached_operations};
+
+/* --- the merge of its splits --- */
+
+enum { PARTIAL_OUT, PARTIAL_LSE, MERGE_SINKS };
+
+static assay_status make_merged(assay_context *ctx, const graph_call *c, double *out, double *lse)
+{
+    const assay_merge_states_inputs in = {c->x[PARTIAL_OUT], c->x[PARTIAL_LSE], c->x[MERGE_SINKS]};
+    return assay_merge_states_forward(ctx, out, lse, &in, &c->step->with.merge);
+}
+
+static assay_status merge_forward(assay_context *ctx, const graph_call *c)
+{
+    return make_both(ctx, c, make_merged);
+}
+
+static assay_status merge_backward(assay_context *ctx, const graph_call *c)
+{
+    const assay_merge_states_inputs in = {c->x[PARTIAL_OUT], c->x[PARTIAL_LSE], c->x[MERGE_SINKS]};
+    assay_merge_states_call call = {.config = &c->step->with.merge,
+                                    .in = &in,
+                                    .attention_out = c->y[ATTENTION_OUT],
+                                    .lse = c->y[LSE],
+                                    .dlse = c->dy[LSE]};
+    OWNED double *zeros = NULL;
+    MUST(gradient_of_out(ctx, c, &zeros, &call.dout));
+    return assay_merge_states_backward(
+        ctx, &(assay_merge_states_gradients){c->dx[PARTIAL_OUT], c->dx[PARTIAL_LSE], c->dx[MERGE_SINKS]}, &call);
+}
+
+/* Forward a sum of what each part has, backward two of each. */
+static double merge_operations(const graph *g, const graph_step *step, int out)
+{
+    return out == LSE ? 0 : 2 * (double)graph_in_size(g, step, PARTIAL_OUT);
+}
+
+static double merge_backward_operations(const graph *g, const graph_step *step)
+{
+    return 2 * merge_operations(g, step, ATTENTION_OUT);
+}
+
+const graph_kind graph_kind_merge_states = {.name = "merge_states",
+                                            .reads = 1u << PARTIAL_OUT | 1u << PARTIAL_LSE | 1u << MERGE_SINKS |
+                                                     3u << GRAPH_READS_OUT,
+                                            .forward = merge_forward,
+                                            .backward = merge_backward,
+                                            .operations = merge_operations,
+                                            .backward_operations = merge_backward_operations};
+
+/* --- numbers of a cache of bytes --- */
+
+enum { BYTES, SCALES, SCALE };
+
+static assay_status cache_numbers_forward(assay_context *ctx, const graph_call *c)
+{
+    const assay_cache_config *config = &c->step->with.cache;
+    MUST(assay_cache_check_scale(ctx, c->graph->tensors[c->step->in[SCALE]].row.name, c->x[SCALE], config));
+    assay_cache_read(ctx, c->y[0], graph_last_axis(c->graph, c->step->out[0]), c->indices[BYTES], c->indices[SCALES],
+                     c->x[SCALE], config);
+    return ASSAY_OK;
+}
+
+static double cache_numbers_scratch(const graph *g, const graph_step *step)
+{
+    return (double)graph_out_size(g, step, 0);
+}
+
+const graph_kind graph_kind_cache_numbers = {
+    .name = "cache_numbers", .forward = cache_numbers_forward, .scratch = cache_numbers_scratch};

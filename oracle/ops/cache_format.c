@@ -274,6 +274,18 @@ static void read_row(const assay_context *ctx, const assay_cache_config *c, cons
     assay_round(ctx, ASSAY_ROUND_STORAGE, c->columns, to);
 }
 
+assay_status assay_cache_check_scale(assay_context *ctx, const char *name, const double *scale,
+                                     const assay_cache_config *c)
+{
+    const int64_t count = c->format->scales == ASSAY_CACHE_OF_HEAD ? c->heads : 1;
+    for (int64_t i = 0; scale != NULL && i < count; i++) {
+        if (scale[i] > 0 && isfinite(scale[i])) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs/%s[%" PRId64 "] is %g, expected a number above 0", name, i,
+                          scale[i]);
+    }
+    return ASSAY_OK;
+}
+
 void assay_cache_read(const assay_context *ctx, double *numbers, int64_t width, const int32_t *bytes,
                       const int32_t *scales, const double *scale, const assay_cache_config *c)
 {

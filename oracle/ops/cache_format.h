@@ -87,6 +87,10 @@ typedef struct assay_cache_append_config {
 assay_status assay_cache_check_slots(assay_context *ctx, const assay_cache_config *config, int64_t count,
                                      const int32_t *slots);
 
+/* inputs/NAME, which is given of a tensor or its heads, is above 0; NULL: there is none. */
+assay_status assay_cache_check_scale(assay_context *ctx, const char *name, const double *scale,
+                                     const assay_cache_config *config);
+
 /* Into `bytes` [pages,page bytes] and `scales` (APART; else NULL), each byte an int32. Bytes of no token stay. */
 assay_status assay_cache_append(assay_context *ctx, int32_t *bytes, int32_t *scales, const assay_cache_tokens *tokens,
                                 const assay_cache_config *config);

@@ -182,6 +182,7 @@ static void finish_row(const assay_context *ctx, const decode_rows *r, int64_t i
     const attention_softmax how = softmax_of(ctx, r, i);
     const assay_key_range keys = keys_of(r, token_of(r, i), split);
     memcpy(out, r->out + i * c->v_dim, (size_t)c->v_dim * sizeof *out);
+    for (int64_t d = 0; keys.begin == keys.end && c->splits == 0 && d < c->v_dim; d++) out[d] = c->variant.blind;
     if (keys.begin == keys.end) return;
     attention_divide_row(out, c->v_dim, r->divisors[split * DECODE_ROWS + i]);
     attention_gate_row(ctx, &how, out, c->v_dim, c->base_2 ? lse * LN_2 : lse);
@@ -240,19 +241,16 @@ static assay_status attend(assay_context *ctx, const assay_decode_config *c, con
     return ASSAY_OK;
 }
 
-assay_status decode_merge(assay_context *ctx, const assay_decode_config *c, int64_t states, int64_t v_dim,
-                          const assay_merge_states_inputs *splits, double *out, double *lse)
+assay_merge_states_config assay_decode_merge_config(const assay_decode_config *c, int64_t states, int64_t v_dim)
 {
-    const assay_merge_states_config config = {.states = states,
-                                              .batch = c->batch,
-                                              .sequence = c->sequence,
-                                              .heads = c->heads,
-                                              .v_dim = v_dim,
-                                              .base_2 = c->base_2,
-                                              .empty_row = c->empty_row,
-                                              .blind = c->variant.blind};
-    const assay_merge_states_call merge = {.config = &config, .in = splits, .attention_out = out, .lse = lse};
-    return assay_merge_states_forward(ctx, &merge);
+    return (assay_merge_states_config){.states = states,
+                                       .batch = c->batch,
+                                       .sequence = c->sequence,
+                                       .heads = c->heads,
+                                       .v_dim = v_dim,
+                                       .base_2 = c->base_2,
+                                       .empty_row = c->empty_row,
+                                       .blind = c->variant.blind};
 }
 
 /* Where no splits are named a kernel may have some of its own, whose results it stores: some of the emulated runs do. */
@@ -271,5 +269,6 @@ assay_status decode_attend(assay_context *ctx, const assay_decode_config *c, con
     MUST(decode_cut(ctx, c, plan, splits, c->max_pages > 0 ? c->page : 1, &cut));
     MUST(attend(ctx, &split, in, &cut, query, partial_out, partial_lse));
     const assay_merge_states_inputs partial = {partial_out, partial_lse, in->sinks};
-    return decode_merge(ctx, c, splits, c->v_dim, &partial, out, lse);
+    const assay_merge_states_config merge = assay_decode_merge_config(c, splits, c->v_dim);
+    return assay_merge_states_forward(ctx, out, lse, &partial, &merge);
 }

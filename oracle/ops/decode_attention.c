@@ -11,6 +11,11 @@ int64_t assay_decode_out_dim(const assay_decode_config *config)
     return config->nope > 0 ? config->out_dim : config->v_dim;
 }
 
+int64_t assay_decode_most_keys(const assay_decode_config *c)
+{
+    return c->max_pages > 0 ? c->max_pages * c->page : c->page;
+}
+
 static int64_t pages_of(const assay_decode_config *c, int64_t keys)
 {
     return (keys + c->page - 1) / c->page;
@@ -76,7 +81,7 @@ static assay_status check_lists(assay_context *ctx, const assay_decode_config *c
 
 assay_status assay_decode_check_table(assay_context *ctx, const assay_decode_config *c, const assay_decode_inputs *in)
 {
-    const int64_t most = c->max_pages > 0 ? c->max_pages * c->page : c->page;
+    const int64_t most = assay_decode_most_keys(c);
     if (c->topk > 0) return check_lists(ctx, c, in->topk_length);
     for (int64_t b = 0; b < c->batch; b++) {
         const int32_t keys = in->cache_seqlens[b];
@@ -96,57 +101,4 @@ assay_status assay_decode_check_table(assay_context *ctx, const assay_decode_con
         }
     }
     return ASSAY_OK;
-}
-
-/* --- the whole --- */
-
-/* lse is made as [B,N,S]. */
-static void place_lse(const assay_decode_config *c, double *to, const double *lse)
-{
-    if (to == NULL) return;
-    for (int64_t row = 0; row < c->batch * c->sequence * c->heads; row++)
-        to[c->lse_tokens_first ? row : decode_place_of_lse(c, row)] = lse[decode_place_of_lse(c, row)];
-}
-
-static assay_status attend(assay_context *ctx, const assay_decode_config *c, const assay_decode_inputs *in, double *out,
-                           double *lse)
-{
-    OWNED_BY(assay_decode_plan_free) assay_decode_plan plan = {0};
-    MUST(assay_decode_plan_make(ctx, c, in, &plan));
-    return c->nope > 0 ? decode_attend_from_kernel(ctx, c, in, &plan, out, lse)
-                       : decode_attend(ctx, c, in, &plan, in->query, out, lse);
-}
-
-assay_status assay_decode_attend(assay_context *ctx, const assay_decode_call *call)
-{
-    const assay_decode_config *c = call->config;
-    const int64_t rows = c->batch * c->sequence * c->heads, wide = assay_decode_out_dim(c);
-    OWNED double *lse = NULL;
-    MUST(assay_decode_check_table(ctx, c, call->in));
-    if (c->splits > 0) return attend(ctx, c, call->in, call->partial_out, call->partial_lse);
-    MUST(assay_alloc_f64(ctx, "lse", rows, &lse));
-    MUST(attend(ctx, c, call->in, call->attention_out, lse));
-    for (int64_t i = 0; i < rows * wide; i++)
-        if (isinf(lse[decode_place_of_lse(c, i / wide)])) call->attention_out[i] = c->variant.blind;
-    place_lse(c, call->lse, lse);
-    return ASSAY_OK;
-}
-
-assay_status assay_decode_merge(assay_context *ctx, const assay_decode_call *call)
-{
-    const assay_decode_config *c = call->config;
-    const assay_merge_states_inputs splits = {call->partial_out, call->partial_lse, call->in->sinks};
-    OWNED double *lse = NULL;
-    if (c->splits == 0) return ASSAY_OK;
-    MUST(assay_alloc_f64(ctx, "lse", c->batch * c->sequence * c->heads, &lse));
-    MUST(decode_merge(ctx, c, c->splits, assay_decode_out_dim(c), &splits, call->attention_out, lse));
-    place_lse(c, call->lse, lse);
-    return ASSAY_OK;
-}
-
-double assay_decode_flops(const assay_decode_config *c, int64_t keys)
-{
-    const double rows = (double)c->batch * (double)c->sequence * (double)c->heads;
-    const double kernel = (double)c->v_dim * (double)(c->nope + c->out_dim);
-    return 2 * rows * ((double)keys * (double)(c->width + c->v_dim) + kernel);
 }

@@ -13,8 +13,8 @@
  * read: index i is row i % K of page i / K, and none where it is not one of the P K keys. There are no lengths and no block table, and
  * Nkv is 1.
  *
- * From wkv_b on (nope above 0): query_nope [B,S,N,Dn], query_pe [B,S,N,Dr], kernel [V,N,Dn+Dv]: query = (query_nope kernel_k^T,
- * query_pe), and attention_out [B,S,N,Dv] = out kernel_v.
+ * From wkv_b on (nope above 0): query [B,S,N,Dn+Dr], kernel [V,N,Dn+Dv]: query = (query_nope kernel_k^T, query_pe), and
+ * attention_out [B,S,N,Dv] = out kernel_v.
  *
  * Splits: partial_out [splits,B,S,N,V or Dv] and partial_lse [splits,B,N,S] are what attention over some of the keys gives, without a
  * sink; merge_states.h makes the whole of them. Split i of a sequence has its pages, without pages its keys, from i * ceil(count / splits)
@@ -23,6 +23,7 @@
 #pragma once
 
 #include "oracle/ops/attention.h"
+#include "oracle/ops/merge_states.h"
 
 typedef struct assay_decode_config {
     int64_t batch, sequence, heads, kv_heads; /* B, S, N, Nkv */
@@ -43,8 +44,7 @@ typedef struct assay_decode_config {
 } assay_decode_config;
 
 typedef struct assay_decode_inputs {
-    const double *query, *query_pe; /* query_pe NULL: query has it */
-    const double *key_cache, *value_cache;
+    const double *query, *key_cache, *value_cache;
     const int32_t *block_table, *cache_seqlens;
     const int32_t *indices, *topk_length; /* topk_length NULL: all entries */
     const double *kernel, *sinks;         /* NULL: none */
@@ -66,6 +66,7 @@ typedef struct assay_decode_plan {
     double unseen;         /* score of keys of a list that a token does not see */
     int64_t *numbers;      /* owned; so is seen */
 } assay_decode_plan;
+/* Refuses what assay_decode_check_table does. */
 assay_status assay_decode_plan_make(assay_context *ctx, const assay_decode_config *config,
                                     const assay_decode_inputs *in, assay_decode_plan *plan);
 void assay_decode_plan_free(assay_decode_plan *plan); /* safe on a zeroed struct */
@@ -82,17 +83,15 @@ assay_status assay_decode_check(assay_context *ctx, const assay_decode_config *c
 assay_status assay_decode_check_table(assay_context *ctx, const assay_decode_config *config,
                                       const assay_decode_inputs *in);
 
-typedef struct assay_decode_call {
-    const assay_decode_config *config;
-    const assay_decode_inputs *in;
-    double *attention_out, *lse;       /* lse may be NULL */
-    double *partial_out, *partial_lse; /* with splits */
-} assay_decode_call;
+/* Keys in the length of a sequence or in a list are finite, as they are given; `numbers` of a row. */
+assay_status assay_decode_check_cached(assay_context *ctx, const assay_decode_config *config,
+                                       const assay_decode_plan *plan, const char *path, const double *cache,
+                                       int64_t numbers);
 
-/* With splits: partial_out and partial_lse alone. */
-assay_status assay_decode_attend(assay_context *ctx, const assay_decode_call *call);
-/* What is left, of the partial ones. Without splits there is nothing to do. */
-assay_status assay_decode_merge(assay_context *ctx, const assay_decode_call *call);
+/* attention_out [B,S,N,V or Dv] and lse [B,N,S]; with splits partial_out and partial_lse. */
+assay_status assay_decode_attend(assay_context *ctx, const assay_decode_config *config, const assay_decode_inputs *in,
+                                 const assay_decode_plan *plan, double *out, double *lse);
+/* Of the partial ones of all splits. */
+assay_merge_states_config assay_decode_merge_config(const assay_decode_config *config, int64_t states, int64_t v_dim);
 
-/* Products alone, of sequences of so many keys; a multiply and an add are 2. */
-double assay_decode_flops(const assay_decode_config *config, int64_t keys);
+int64_t assay_decode_most_keys(const assay_decode_config *config); /* of a sequence */

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "oracle/ops/decode_attention.h"
-#include "oracle/ops/merge_states.h"
 
 enum { DECODE_ROWS = 128 }; /* queries at a time */
 
@@ -23,11 +22,3 @@ int64_t decode_place_of_lse(const assay_decode_config *config, int64_t row);
 /* out [splits,B,S,N,V], lse [splits,B,N,S], of absorbed queries or of heads of their own. */
 assay_status decode_attend(assay_context *ctx, const assay_decode_config *config, const assay_decode_inputs *in,
                            const assay_decode_plan *plan, const double *query, double *out, double *lse);
-/* The same from wkv_b on. */
-assay_status decode_attend_from_kernel(assay_context *ctx, const assay_decode_config *config,
-                                       const assay_decode_inputs *in, const assay_decode_plan *plan, double *out,
-                                       double *lse);
-
-/* Parts of rows of so many numbers become the whole, lse [B,N,S]. */
-assay_status decode_merge(assay_context *ctx, const assay_decode_config *config, int64_t states, int64_t v_dim,
-                          const assay_merge_states_inputs *splits, double *out, double *lse);

@@ -8,15 +8,16 @@
 /* A second form expands keys and values of every head, where these are no more numbers. */
 static const int64_t EXPANDED = INT64_C(1) << 22;
 
-/* query [B,S,N,W] of query_nope and query_pe. */
+/* query [B,S,N,W] of query_nope and query_pe, which are beside each other. */
 static assay_status absorb_queries(assay_context *ctx, const assay_decode_config *c, const assay_decode_inputs *in,
                                    double *query)
 {
-    const int64_t tokens = c->batch * c->sequence, rope = c->width - c->v_dim, wide = c->nope + c->out_dim;
+    const int64_t tokens = c->batch * c->sequence, rope = c->width - c->v_dim, wide = c->nope + c->out_dim,
+                  deep = c->nope + rope;
     for (int64_t head = 0; head < c->heads; head++) {
-        assay_matmul_args product = assay_product_abt(query + head * c->width, in->query + head * c->nope,
+        assay_matmul_args product = assay_product_abt(query + head * c->width, in->query + head * deep,
                                                       in->kernel + head * wide, tokens, c->v_dim, c->nope);
-        product.lda = c->heads * c->nope;
+        product.lda = c->heads * deep;
         product.ldb = c->heads * wide;
         product.ldc = c->heads * c->width;
         product.kind = ASSAY_PRODUCT_LINEAR;
@@ -25,7 +26,7 @@ static assay_status absorb_queries(assay_context *ctx, const assay_decode_config
     for (int64_t row = 0; row < tokens * c->heads; row++) {
         double *to = query + row * c->width;
         assay_round(ctx, ASSAY_ROUND_STORAGE, c->v_dim, to);
-        memcpy(to + c->v_dim, in->query_pe + row * rope, (size_t)rope * sizeof *to);
+        memcpy(to + c->v_dim, in->query + row * deep + c->nope, (size_t)rope * sizeof *to);
     }
     return ASSAY_OK;
 }
@@ -95,12 +96,10 @@ static assay_status expand_keys(assay_context *ctx, const assay_decode_config *c
 static assay_status attend_expanded(assay_context *ctx, const assay_decode_config *c, const assay_decode_inputs *in,
                                     const assay_decode_plan *plan, double *out, double *lse)
 {
-    const int64_t rope = c->width - c->v_dim, deep = c->nope + rope, rows = c->batch * c->sequence * c->heads;
-    const int64_t all = plan->lists * plan->longest, keys = all * c->heads;
+    const int64_t deep = c->nope + c->width - c->v_dim, all = plan->lists * plan->longest, keys = all * c->heads;
     assay_decode_config heads = *c;
     assay_decode_inputs expanded = *in;
     assay_decode_plan own = *plan;
-    OWNED double *query = NULL;
     OWNED double *key = NULL;
     OWNED double *value = NULL;
     OWNED int64_t *places = NULL;
@@ -109,25 +108,21 @@ static assay_status attend_expanded(assay_context *ctx, const assay_decode_confi
     heads.v_dim = c->out_dim;
     heads.max_pages = heads.nope = 0;
     heads.latent = heads.heads_first = false;
-    MUST(assay_alloc_f64(ctx, "query", rows * deep, &query));
     MUST(assay_alloc_f64(ctx, "keys of every head", keys * deep, &key));
     MUST(assay_alloc_f64(ctx, "values of every head", keys * c->out_dim, &value));
     MUST(assay_alloc(ctx, "rows of expanded keys", all, sizeof *places, &places));
     MUST(expand_keys(ctx, c, in, plan, key, value));
-    for (int64_t row = 0; row < rows; row++) {
-        memcpy(query + row * deep, in->query + row * c->nope, (size_t)c->nope * sizeof *query);
-        memcpy(query + row * deep + c->nope, in->query_pe + row * rope, (size_t)rope * sizeof *query);
-    }
     for (int64_t i = 0; i < all; i++) places[i] = i;
     own.rows = places;
     expanded.key_cache = key;
     expanded.value_cache = value;
-    return decode_attend(ctx, &heads, &expanded, &own, query, out, lse);
+    return decode_attend(ctx, &heads, &expanded, &own, in->query, out, lse);
 }
 
-assay_status decode_attend_from_kernel(assay_context *ctx, const assay_decode_config *c, const assay_decode_inputs *in,
-                                       const assay_decode_plan *plan, double *out, double *lse)
+assay_status assay_decode_attend(assay_context *ctx, const assay_decode_config *c, const assay_decode_inputs *in,
+                                 const assay_decode_plan *plan, double *out, double *lse)
 {
+    if (c->nope == 0) return decode_attend(ctx, c, in, plan, in->query, out, lse);
     const int64_t keys = plan->lists * plan->longest, each = c->nope + c->width - c->v_dim + c->out_dim;
     const bool expands = assay_uses_second_form(ctx) && keys * c->heads * each <= EXPANDED;
     return (expands ? attend_expanded : attend_absorbed)(ctx, c, in, plan, out, lse);

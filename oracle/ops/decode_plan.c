@@ -1,4 +1,5 @@
 /* What is read of a cache, in whole numbers. */
+#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -117,6 +118,7 @@ assay_status assay_decode_plan_make(assay_context *ctx, const assay_decode_confi
 {
     const bool lists = c->topk > 0;
     const int64_t group = c->heads / c->kv_heads;
+    MUST(assay_decode_check_table(ctx, c, in));
     *plan = (assay_decode_plan){.lists = lists ? c->batch * c->sequence : c->batch,
                                 .tokens = lists ? 1 : c->sequence,
                                 .splits = larger(c->splits, 1),
@@ -150,6 +152,30 @@ assay_status decode_cut(assay_context *ctx, const assay_decode_config *c, const 
         cut_sequence(c, assay_decode_keys(whole, list), unit, splits, cut->starts + list * (splits + 1));
         for (int64_t token = 0; token < whole->tokens; token++)
             assay_decode_see(cut, list, token, *decode_seen(whole, list, token, 0));
+    }
+    return ASSAY_OK;
+}
+
+static bool is_finite(const double *row, int64_t numbers)
+{
+    bool finite = true;
+    for (int64_t n = 0; n < numbers; n++) finite &= isfinite(row[n]) != 0;
+    return finite;
+}
+
+assay_status assay_decode_check_cached(assay_context *ctx, const assay_decode_config *d, const assay_decode_plan *plan,
+                                       const char *path, const double *cache, int64_t numbers)
+{
+    for (int64_t list = 0; list < plan->lists; list++) {
+        for (int64_t i = 0; i < assay_decode_keys(plan, list) * d->kv_heads; i++) {
+            const int64_t key = i / d->kv_heads, row = plan->rows[list * plan->longest + key];
+            if (is_finite(cache + assay_decode_place(d, row, i % d->kv_heads) * numbers, numbers)) continue;
+            return assay_fail(ctx, ASSAY_BAD_INPUT,
+                              "%s: row %" PRId64
+                              " holds NaN or an infinity, expected finite numbers: it is key %" PRId64
+                              " of %s %" PRId64,
+                              path, row, key, d->topk > 0 ? "the list of token" : "sequence", list);
+        }
     }
     return ASSAY_OK;
 }

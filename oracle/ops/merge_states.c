@@ -176,10 +176,9 @@ static void merge_row(const assay_context *ctx, const row *r, double *out, doubl
     if (c->base_2) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, lse);
 }
 
-assay_status assay_merge_states_forward(assay_context *ctx, const assay_merge_states_call *call)
+assay_status assay_merge_states_forward(assay_context *ctx, double *attention_out, double *lse,
+                                        const assay_merge_states_inputs *in, const assay_merge_states_config *config)
 {
-    const assay_merge_states_config *config = call->config;
-    const assay_merge_states_inputs *in = call->in;
     for (int64_t i = 0; i < config->states * row_count(config); i++) {
         if (!isnan(in->partial_lse[i])) continue;
         return assay_fail(
@@ -189,7 +188,7 @@ assay_status assay_merge_states_forward(assay_context *ctx, const assay_merge_st
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = 0; i < row_count(config); i++) {
         const row r = row_at(config, in, i);
-        merge_row(ctx, &r, call->attention_out + place_of_out(&r), call->lse + place_of_lse(&r));
+        merge_row(ctx, &r, attention_out + place_of_out(&r), lse + place_of_lse(&r));
     }
     return ASSAY_OK;
 }

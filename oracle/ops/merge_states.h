@@ -27,15 +27,14 @@ typedef struct assay_merge_states_inputs {
 } assay_merge_states_inputs;
 
 assay_status assay_merge_states_check(assay_context *ctx, const assay_merge_states_config *config);
+assay_status assay_merge_states_forward(assay_context *ctx, double *attention_out, double *lse,
+                                        const assay_merge_states_inputs *in, const assay_merge_states_config *config);
 
 typedef struct assay_merge_states_call {
     const assay_merge_states_config *config;
     const assay_merge_states_inputs *in;
-    double *attention_out, *lse; /* what forward gives, and backward reads */
-    const double *dout, *dlse;   /* backward's; dlse may be NULL */
+    const double *attention_out, *lse, *dout, *dlse; /* dlse may be NULL */
 } assay_merge_states_call;
-
-assay_status assay_merge_states_forward(assay_context *ctx, const assay_merge_states_call *call);
 
 /* NULL: nobody wants it. */
 typedef struct assay_merge_states_gradients {

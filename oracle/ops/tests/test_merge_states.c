@@ -9,8 +9,7 @@ TEST_WITH_CONTEXT(refuses_nan_and_sizes_below_one)
     const assay_merge_states_inputs in = {&zero, &nan, NULL};
     assay_merge_states_config bad = {.states = 1, .batch = 1, .sequence = 1, .heads = 1, .v_dim = 1};
     double out, lse;
-    assert_int_equal(assay_merge_states_forward(&ctx, &(assay_merge_states_call){&bad, &in, &out, &lse, NULL, NULL}),
-                     ASSAY_BAD_INPUT);
+    assert_int_equal(assay_merge_states_forward(&ctx, &out, &lse, &in, &bad), ASSAY_BAD_INPUT);
     assert_string_equal(ctx.message,
                         "inputs/partial_lse[0] is NaN, expected a number, or an infinity of a part without keys");
     bad.states = 0;
