@@ -118,6 +118,8 @@ const assay_case_input *assay_case_input_of(const assay_case *c, const char *pat
 /* The entry of `dtypes:` that gives a tensor its type, the last that matches; NULL: it has the case's dtype. */
 const assay_case_dtype *assay_case_dtype_of(const assay_case *c, const char *path);
 bool assay_case_dtype_matches(const assay_case_dtype *dtype, const char *path);
+/* Whether the entry names this output of a program, by its path or by its name. */
+bool assay_case_keeps(const assay_case *c, const assay_case_dtype *dtype, const assay_tensor_spec *spec);
 
 /* The format of a tensor that is quantised; NULL: it is not. */
 const assay_block_format *assay_case_quant_format_of(const assay_case *c, const char *path);

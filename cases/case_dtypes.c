@@ -103,6 +103,13 @@ bool assay_case_dtype_matches(const assay_case_dtype *dtype, const char *path)
            fnmatch(dtype->pattern, slash + 1, 0) == 0;
 }
 
+bool assay_case_keeps(const assay_case *c, const assay_case_dtype *dtype, const assay_tensor_spec *spec)
+{
+    const bool output = c->program != NULL && spec->role == ASSAY_ROLE_OUTPUT && dtype->type != ASSAY_FLOAT64;
+    return output &&
+           (strcmp(dtype->pattern, spec->path) == 0 || strcmp(dtype->pattern, strchr(spec->path, '/') + 1) == 0);
+}
+
 const assay_case_dtype *assay_case_dtype_of(const assay_case *c, const char *path)
 {
     for (int i = c->dtype_count - 1; i >= 0; i--) {

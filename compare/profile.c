@@ -82,8 +82,14 @@ assay_precision assay_profile_precision(const assay_profile *given)
     return p;
 }
 
+bool assay_is_kept_as_codes(const assay_tensor_spec *spec)
+{
+    return spec->kept_as == ASSAY_FLOAT8_E4M3FN || spec->kept_as == ASSAY_FLOAT8_E5M2;
+}
+
 assay_dtype assay_profile_type_of(const assay_profile *profile, const assay_tensor_spec *spec)
 {
+    if (spec->kept_as != ASSAY_FLOAT64 && !assay_is_kept_as_codes(spec)) return spec->kept_as;
     switch (assay_tensor_kept(spec)) {
     case ASSAY_KEPT_BY_ROUTER:
         return profile->router;

@@ -23,8 +23,10 @@ typedef struct assay_profile {
 /* The precision of a profile, which is `given` but for the numbers that follow from types, bits and ulps. */
 assay_precision assay_profile_precision(const assay_profile *given);
 
-/* The type in which a result may be stored. */
+/* The type in which a result may be stored; of what is kept as codes, that in which it is before it becomes such. */
 assay_dtype assay_profile_type_of(const assay_profile *profile, const assay_tensor_spec *spec);
+/* An output that its case gives an fp8 type (harness/plan/written_codes.h). */
+bool assay_is_kept_as_codes(const assay_tensor_spec *spec);
 
 const assay_profile *assay_profiles(int *count);              /* as in assay_profile_names */
 const char *assay_profile_names(void);                        /* "f64, f32, ... or ...", for messages */

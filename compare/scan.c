@@ -241,7 +241,8 @@ static void look_at_grids(scan *s, const block *b)
 {
     for (int k = 0; k < ASSAY_COARSE_TYPES; k++) {
         const assay_dtype type = assay_coarse_types[k];
-        if (assay_tensor_kept(&s->result->spec) == ASSAY_KEPT_STORED) return;
+        if (assay_tensor_kept(&s->result->spec) == ASSAY_KEPT_STORED && s->result->spec.kept_as == ASSAY_FLOAT64)
+            return;
         if (assay_dtype_unit_roundoff(type) <= assay_dtype_unit_roundoff(s->storage)) continue;
         for (int64_t i = 0; i < b->count; i++) {
             if (!is_representable(type, b->candidate[i])) {

@@ -45,7 +45,8 @@ static bool judge_type(const assay_profile *profile, assay_tensor_result *result
               "type is int32, expected a float type; bits of one need the attribute float_type");
         return true;
     }
-    const assay_dtype kept = assay_profile_type_of(profile, &result->spec);
+    const assay_dtype kept =
+        assay_is_kept_as_codes(&result->spec) ? result->spec.kept_as : assay_profile_type_of(profile, &result->spec);
     if (!(assay_dtype_unit_roundoff(found) <= assay_dtype_unit_roundoff(kept))) {
         judge(result, ASSAY_FAIL, ASSAY_FINDING_TYPE, "type is %s, coarser than profile %s allows: %s or finer",
               assay_dtype_name(found), profile->precision.name, assay_dtype_name(kept));

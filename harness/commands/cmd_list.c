@@ -130,7 +130,8 @@ static void print_step(const assay_program_step *step)
 {
     char call[160];
     const bool axes_first = step->parameters[0].name != NULL && strcmp(step->parameters[0].name, "axes") == 0;
-    int used = snprintf(call, sizeof call, axes_first ? "%s(\"..\", %s" : "%s(%s", step->name, step->operands);
+    int used = snprintf(call, sizeof call, axes_first ? "%s(\"..\"%s%s" : "%s(%s%s", step->name,
+                        axes_first && step->most > 0 ? ", " : "", step->operands);
     for (const assay_program_parameter *p = step->parameters; p->name != NULL && used < (int)sizeof call; p++) {
         const bool axes = p->kind == 'a';
         if ((axes_first && p == step->parameters) || p->otherwise == ASSAY_PROGRAM_OWN) continue;

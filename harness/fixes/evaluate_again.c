@@ -6,6 +6,7 @@
 #include "harness/backends/backend_files.h"
 #include "harness/golden/golden.h"
 #include "harness/golden/golden_memory.h"
+#include "harness/plan/golden_open.h"
 #include "harness/plan/golden_read.h"
 #include "harness/plan/results.h"
 
@@ -24,7 +25,9 @@ static assay_status evaluate_in_file(assay_context *ctx, assay_golden *again, co
     MUST(assay_backend_folder_make(ctx, NULL, &folder));
     snprintf(path, sizeof path, "%s/golden.h5", folder.path);
     MUST(assay_golden_write_from(ctx, &again->plan, path, in, quiet));
-    return assay_fixture_open(ctx, path, &again->reader);
+    MUST(assay_fixture_open(ctx, path, &again->reader));
+    assay_golden_keep(again->reader, again->plan.c);
+    return ASSAY_OK;
 }
 
 assay_status assay_evaluate_again(assay_context *ctx, assay_fixture_reader *golden, assay_golden *again,

@@ -123,11 +123,13 @@ static void note_orders(const assay_row_orders *orders, assay_report *report)
 
 static void note_written(const assay_written_codes *codes, assay_report *report)
 {
-    if (codes->codes == 0) return;
+    char of[96];
+    if (codes->codes + codes->outputs == 0) return;
+    snprintf(of, sizeof of, "%" PRId64 " codes and %" PRId64 " scales of the cache", codes->codes, codes->scales);
+    if (codes->outputs > 0) snprintf(of, sizeof of, "%" PRId64 " numbers of fp8", codes->outputs);
     snprintf(report->codes, sizeof report->codes,
-             "%" PRId64 " codes and %" PRId64 " scales of the cache: %" PRId64 " as the golden's, %" PRId64
-             " within errors, %" PRId64 " blocks or plain numbers wrong",
-             codes->codes, codes->scales, codes->exact, codes->admissible, codes->wrong);
+             "%s: %" PRId64 " as the golden's, %" PRId64 " within errors, %" PRId64 " %s wrong", of, codes->exact,
+             codes->admissible, codes->wrong, codes->outputs > 0 ? "of them" : "blocks or plain numbers");
     for (int i = 0; codes->wrong > 0 && i < report->count; i++) {
         assay_tensor_result *r = &report->tensors[i];
         if (strcmp(r->spec.path, codes->wrong_path) != 0 || r->verdict != ASSAY_FAIL) continue;
@@ -144,7 +146,7 @@ static assay_status compare_written(assay_context *ctx, const fixes *f, const as
     OWNED_BY(assay_written_codes_free) assay_written_codes codes = {0};
     MUST(assay_written_codes_adopt(ctx, plan, f->profile, f->share * f->false_alarm, f->staged, held, candidate,
                                    &codes));
-    const double share = f->share - (codes.codes > 0 ? ASSAY_CODES_SHARE : 0);
+    const double share = f->share - (codes.codes + codes.outputs > 0 ? ASSAY_CODES_SHARE : 0);
     MUST(assay_compare(ctx, held, candidate, f->profile, share * f->false_alarm, assay_plan_order(plan), report));
     note_written(&codes, report);
     return assay_written_codes_put_back(ctx, candidate, &codes);

@@ -18,7 +18,7 @@ bool assay_is_of_stages(const assay_tensor *tensor)
 assay_dtype assay_candidate_type(const assay_profile *profile, const assay_tensor_spec *spec)
 {
     if (assay_path_is_hidden(spec->path)) return ASSAY_FLOAT32;
-    return assay_profile_type_of(profile, spec);
+    return assay_is_kept_as_codes(spec) ? spec->kept_as : assay_profile_type_of(profile, spec);
 }
 
 static assay_status open_reader(assay_context *ctx, const assay_tensor_set *results, const char *kind,

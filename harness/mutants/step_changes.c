@@ -468,6 +468,12 @@ static void transpose(const graph *g, const graph_step *step, double *values, bo
     lie_otherwise(shape->dims[last - 1], shape->dims[last], size, assay_shape_count(shape), values, gradient);
 }
 
+/* What is compared with it is less where it was equal. */
+static void one_more(const graph *g, const graph_step *step, double *values, bool gradient)
+{
+    for (int64_t i = 0; i < assay_shape_count(&misread_row(g, step)->shape) && !gradient; i++) values[i]++;
+}
+
 /* Pairs of the last axis as its halves. */
 static void interleave(const graph *g, const graph_step *step, double *values, bool gradient)
 {

@@ -192,9 +192,10 @@ static void describe_line(assay_describer *d, const assay_program *p, const assa
     const assay_fill one = assay_fill_normal(1.0, 0.0);
     if (line->coded[0][0] != '\0') describe_codes(d, node, line);
     if (node->coded && !line->output) return;
-    if (node->integers && !node->chosen) return;
-    if (node->chosen) {
-        assay_describe_sized_result(d, "routing", line->path + strlen("routing/"), ASSAY_INT32, dims_of(node));
+    if (node->integers && !node->chosen && !line->output) return;
+    if (node->integers) {
+        assay_describe_sized_result(d, node->chosen ? "routing" : "outputs", strchr(line->path, '/') + 1, ASSAY_INT32,
+                                    dims_of(node));
     } else if (line->output) {
         assay_describe_sized_output(d, line->name, &one, dims_of(node));
         label(d, 2, node->axes);

@@ -154,20 +154,20 @@ static assay_status apply_dtypes(assay_context *ctx, const assay_case *c, assay_
     for (int d = 0; d < c->dtype_count; d++) {
         bool found = false;
         for (int i = 0; i < list->count; i++) {
-            const assay_tensor_spec *spec = &list->entries[i].spec;
-            found |= may_have_dtype(spec) && assay_case_dtype_matches(&c->dtypes[d], spec->path);
+            assay_tensor_spec *spec = &list->entries[i].spec;
+            const bool keeps = assay_case_keeps(c, &c->dtypes[d], spec);
+            const bool given = may_have_dtype(spec) && assay_case_dtype_matches(&c->dtypes[d], spec->path);
+            if (keeps) spec->kept_as = c->dtypes[d].type;
+            if (given) spec->type = c->dtypes[d].type; /* the last one counts */
+            found |= keeps || given;
         }
         if (found) continue;
         return assay_fail(
             ctx, ASSAY_BAD_INPUT,
-            "%s: dtypes has \"%s\", which matches no input, weight or cotangent of op %s that holds floats; "
+            "%s: dtypes has \"%s\", which matches no input, weight or cotangent of op %s that holds floats, and no "
+            "output of a program; "
             "see assay show %s",
             c->name, c->dtypes[d].pattern, c->op, c->name);
-    }
-    for (int i = 0; i < list->count; i++) {
-        assay_tensor_spec *spec = &list->entries[i].spec;
-        const assay_case_dtype *dtype = assay_case_dtype_of(c, spec->path);
-        if (dtype != NULL && may_have_dtype(spec)) spec->type = dtype->type;
     }
     return ASSAY_OK;
 }

@@ -52,12 +52,22 @@ assay_status assay_golden_open(assay_context *ctx, const char *path, assay_golde
     return ASSAY_OK;
 }
 
+void assay_golden_keep(assay_fixture_reader *reader, const assay_case *c)
+{
+    for (int d = 0; d < c->dtype_count; d++)
+        for (int i = 0; i < assay_fixture_count(reader); i++)
+            if (assay_case_keeps(c, &c->dtypes[d], assay_fixture_spec(reader, i)))
+                assay_fixture_keep(reader, i, c->dtypes[d].type);
+}
+
 assay_status assay_golden_read(assay_context *ctx, assay_fixture_reader *reader, const char *path, assay_golden *golden)
 {
     const char *yaml = assay_fixture_text(reader, "case_yaml");
     *golden = (assay_golden){.reader = reader};
     if (yaml == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: the attribute case_yaml is missing", path);
-    return assay_cases_parse_stored(ctx, path, yaml, strlen(yaml), &golden->c, &golden->case_count);
+    MUST(assay_cases_parse_stored(ctx, path, yaml, strlen(yaml), &golden->c, &golden->case_count));
+    assay_golden_keep(reader, golden->c);
+    return ASSAY_OK;
 }
 
 /* Weights that the golden leaves to the seed. */

@@ -20,6 +20,8 @@ assay_status assay_golden_open(assay_context *ctx, const char *path, assay_golde
 /* Reads the case of a file that is open, a request too; closing the golden closes it. `path` is for messages. */
 assay_status assay_golden_read(assay_context *ctx, assay_fixture_reader *reader, const char *path,
                                assay_golden *golden);
+/* Outputs of a golden of the case that is open have the types that `dtypes:` gives them. */
+void assay_golden_keep(assay_fixture_reader *reader, const assay_case *c);
 /* Plans the case, whose profiles may be the golden's own or `own` (NULL: none), unless it is planned. A golden that has
  * null distributions keeps them, however large. Who evaluates the case asks assay_plan_require_memory too. */
 assay_status assay_golden_plan(assay_context *ctx, assay_golden *golden, const assay_profile *own);

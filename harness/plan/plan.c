@@ -5,6 +5,7 @@
 
 #include "harness/sketch/sketch.h"
 #include "oracle/base/memory.h"
+#include "oracle/program/program.h"
 
 const assay_profile *assay_plan_profile(const assay_plan *plan, const char *name)
 {
@@ -33,10 +34,21 @@ static assay_dtype finer(assay_dtype a, assay_dtype b)
     return assay_dtype_unit_roundoff(a) <= assay_dtype_unit_roundoff(b) ? a : b;
 }
 
+static bool is_of_output(const assay_case *c, const char *pattern)
+{
+    bool is = false;
+    for (int i = 0; c->program != NULL && i < c->program->line_count; i++) {
+        const assay_program_line *line = &c->program->lines[i];
+        is |= line->output && (strcmp(pattern, line->name) == 0 || strcmp(pattern, line->path) == 0);
+    }
+    return is;
+}
+
 static assay_dtype finest_named(const assay_case *c)
 {
     assay_dtype finest = c->dtype;
-    for (int i = 0; i < c->dtype_count; i++) finest = finer(finest, c->dtypes[i].type);
+    for (int i = 0; i < c->dtype_count; i++)
+        if (!is_of_output(c, c->dtypes[i].pattern)) finest = finer(finest, c->dtypes[i].type);
     return finest;
 }
 

@@ -64,7 +64,9 @@ static assay_status read_written(assay_context *ctx, const assay_profile *profil
 {
     char path[ASSAY_PATH_SIZE], scales[ASSAY_PATH_SIZE];
     if (name == NULL) return ASSAY_OK;
-    snprintf(path, sizeof path, "checkpoints/%s", name);
+    const bool output =
+        assay_role_of(name) == ASSAY_ROLE_OUTPUT; /* which may be stored before, whatever its errors are */
+    snprintf(path, sizeof path, "%s%s", output ? "" : "checkpoints/", name);
     assay_path_at(ASSAY_ROLE_ERROR_SCALE, profile->precision.name, path, scales);
     const assay_tensor_spec *spec = assay_fixture_find(golden, path);
     if (spec == NULL || assay_fixture_find(golden, scales) == NULL) return ASSAY_OK;
@@ -76,8 +78,8 @@ static assay_status read_written(assay_context *ctx, const assay_profile *profil
     MUST(assay_alloc_f64(ctx, scales, count, &made->tau));
     MUST(assay_fixture_read(ctx, golden, path, 0, count, made->x));
     MUST(assay_fixture_read(ctx, golden, scales, 0, count, made->tau));
-    made->width = count / spec->shape.dims[0];
-    for (int64_t i = 0; i < count; i++) exact &= made->tau[i] == 0;
+    made->width = spec->shape.rank > 0 ? count / spec->shape.dims[0] : 1;
+    for (int64_t i = 0; i < count; i++) exact &= made->tau[i] == 0 && !output;
     if (own != NULL && !exact) MUST(take_own(ctx, profile, own, spec, made, &taken));
     if (taken) return ASSAY_OK;
     for (int64_t i = 0; i < count && !exact; i++)
@@ -423,6 +425,76 @@ static assay_status judge_stream(assay_context *ctx, stream_judge *j, const assa
     return hand_over(ctx, candidate, &j->scales);
 }
 
+/* --- outputs that are rounded to fp8 --- */
+
+/* What x may be as a number of the type; beyond its largest that, or NaN or infinite. */
+static bool may_round_to(assay_dtype type, double x, double tau, double found)
+{
+    const assay_code_range range = {assay_dtype_round(type, x - tau, true), x, assay_dtype_round(type, x + tau, true)};
+    if (isfinite(found)) return assay_code_is_within(&range, found);
+    return !isfinite(assay_dtype_round(type, fabs(x) + tau, false)) && (isnan(found) || (found > 0) == (x > 0));
+}
+
+static void judge_rounded(assay_written_codes *codes, const assay_tensor_spec *spec, const written_numbers *made,
+                          int64_t count, double *found)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const double nearest = assay_dtype_round(spec->kept_as, made->x[i], true);
+        const bool right = may_round_to(spec->kept_as, made->x[i], made->tau[i], found[i]);
+        codes->exact += right && found[i] == nearest;
+        codes->admissible += right && found[i] != nearest;
+        if (right) {
+            found[i] = made->x[i];
+        } else if (codes->wrong++ == 0) {
+            snprintf(codes->wrong_path, sizeof codes->wrong_path, "%s", spec->path);
+            snprintf(codes->message, sizeof codes->message,
+                     "%.60s: number %" PRId64 " is %.9g, in %s that of the golden is %.9g", spec->path, i, found[i],
+                     assay_dtype_name(spec->kept_as), nearest);
+        }
+        if (!right && assay_dtype_round(spec->kept_as, found[i], true) != found[i]) found[i] = NAN; /* no such number */
+    }
+    codes->outputs += count;
+}
+
+/* The numbers that the candidate has rounded become those that the golden has not. */
+static assay_status adopt_output(assay_context *ctx, const assay_profile *profile, double deviations,
+                                 const assay_tensor_spec *spec, assay_fixture_reader *golden,
+                                 assay_fixture_reader *candidate, assay_written_codes *codes)
+{
+    OWNED_BY(written_numbers_free) written_numbers made = {0};
+    const assay_tensor_spec *found = assay_fixture_find(candidate, spec->path);
+    const int64_t count = assay_shape_count(&spec->shape);
+    assay_tensor *own = NULL;
+    double *numbers = NULL;
+    if (found == NULL || found->type == ASSAY_INT32 || !assay_shape_equal(&found->shape, &spec->shape)) return ASSAY_OK;
+    MUST(read_written(ctx, profile, deviations, golden, NULL, spec->path, &made));
+    if (made.x == NULL) return ASSAY_OK;
+    MUST(assay_tensor_set_add(ctx, &codes->written, spec, &own));
+    MUST(assay_fixture_read(ctx, candidate, spec->path, 0, count, own->values));
+    own->written = count;
+    MUST(assay_alloc_f64(ctx, spec->path, count, &numbers));
+    memcpy(numbers, own->values, (size_t)count * sizeof *numbers);
+    judge_rounded(codes, spec, &made, count, numbers);
+    return assay_fixture_replace(ctx, candidate, spec->path, numbers, NULL);
+}
+
+static assay_status adopt_outputs(assay_context *ctx, const assay_profile *profile, double false_alarm,
+                                  assay_fixture_reader *golden, assay_fixture_reader *candidate,
+                                  assay_written_codes *codes)
+{
+    int64_t count = 0;
+    for (int i = 0; i < assay_fixture_count(golden); i++) {
+        const assay_tensor_spec *spec = assay_fixture_spec(golden, i);
+        if (assay_is_kept_as_codes(spec)) count += assay_shape_count(&spec->shape);
+    }
+    const double deviations = assay_thresholds_of(3 * ASSAY_CODES_SHARE * false_alarm, count, 0, 0).element;
+    for (int i = 0; count > 0 && i < assay_fixture_count(golden); i++) {
+        const assay_tensor_spec *spec = assay_fixture_spec(golden, i);
+        if (assay_is_kept_as_codes(spec)) MUST(adopt_output(ctx, profile, deviations, spec, golden, candidate, codes));
+    }
+    return ASSAY_OK;
+}
+
 assay_status assay_written_codes_adopt(assay_context *ctx, const assay_plan *plan, const assay_profile *profile,
                                        double false_alarm, bool staged, assay_fixture_reader *golden,
                                        assay_fixture_reader *candidate, assay_written_codes *codes)
@@ -431,6 +503,7 @@ assay_status assay_written_codes_adopt(assay_context *ctx, const assay_plan *pla
     const assay_cache_append_config *config = (const void *)&of;
     OWNED int32_t *slots = NULL;
     int64_t count = 0;
+    MUST(adopt_outputs(ctx, profile, false_alarm, golden, candidate, codes));
     if (!makes_numbers(plan)) return ASSAY_OK;
     MUST(assay_operation_configure(ctx, plan->operation, plan->c, &of));
     MUST(assay_alloc_i32(ctx, "inputs/slot_mapping", config->tokens, &slots));
@@ -464,9 +537,11 @@ assay_status assay_written_codes_put_back(assay_context *ctx, assay_fixture_read
     for (int i = 0; i < codes->written.count; i++) {
         assay_tensor *tensor = &codes->written.items[i];
         int32_t *own = NULL;
-        MUST(assay_alloc_i32(ctx, tensor->spec.path, tensor->count, &own));
-        memcpy(own, tensor->indices, (size_t)tensor->count * sizeof *own);
-        MUST(assay_fixture_replace(ctx, candidate, tensor->spec.path, NULL, own));
+        double *numbers = tensor->values;
+        tensor->values = NULL;
+        if (numbers == NULL) MUST(assay_alloc_i32(ctx, tensor->spec.path, tensor->count, &own));
+        if (numbers == NULL) memcpy(own, tensor->indices, (size_t)tensor->count * sizeof *own);
+        MUST(assay_fixture_replace(ctx, candidate, tensor->spec.path, numbers, own));
     }
     return ASSAY_OK;
 }

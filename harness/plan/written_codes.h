@@ -1,7 +1,8 @@
 /* Bytes of a cache that a kernel makes of numbers which it computed itself (cache_norm, cache_rope): near a boundary a correct
  * kernel writes another code than the golden has. The golden holds the numbers with their error scales (assay_tensor_entry.held),
  * and each code, scale and plain number of the candidate must be what these may become (docs/comparing.md, "Bytes of a cache").
- * Bytes that no number is written to are compared as they are. */
+ * Bytes that no number is written to are compared as they are. So is an output that its case gives an fp8 type: the golden has what is
+ * rounded to that, and the candidate must have what it may be rounded to. */
 #pragma once
 
 #include "harness/plan/plan.h"
@@ -12,8 +13,8 @@
 
 /* Starts zeroed. */
 typedef struct assay_written_codes {
-    assay_tensor_set written; /* the candidate's bytes as they were */
-    int64_t codes, scales, exact, admissible, wrong;
+    assay_tensor_set written; /* the candidate's bytes and outputs as they were */
+    int64_t codes, scales, outputs, exact, admissible, wrong;
     char wrong_path[ASSAY_PATH_SIZE]; /* of the first wrong one; "" */
     char message[256];                /* on it */
 } assay_written_codes;

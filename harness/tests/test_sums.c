@@ -121,6 +121,7 @@ static const results_of NO_SUMS[] = {
     {"program/linear-cross-entropy*", "checkpoints/counts"}, /* whole numbers, as all that follow */
     {"program/sparse-attention*", "checkpoints/[sc]*n"},
     {"program/indexer-loss", "checkpoints/seen"},
+    {"program/masks", "checkpoints/[ijens]*"},
     {"program/lora-by-token", "checkpoints/own"},
     {"program/mtp", "checkpoints/c[0-2]"},
     {"program/compressed-attention", "checkpoints/near"},

@@ -58,6 +58,7 @@ typedef struct assay_tensor_spec {
     char path[ASSAY_PATH_SIZE];
     assay_tensor_role role;
     assay_dtype type;
+    assay_dtype kept_as; /* of an output: the type that `dtypes:` gives it; float64: the profile's */
     assay_shape shape;
     const char *labels[ASSAY_MAX_RANK]; /* string literals */
 } assay_tensor_spec;

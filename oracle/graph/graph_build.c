@@ -134,7 +134,7 @@ void graph_end(graph *g, int result, graph_keeping kept)
     for (int i = 0; i < g->output_count; i++)
         g->tensors[g->outputs[i].tensor].last = g->step_count; /* read at the end */
     if (kept == GRAPH_STORED) g->tensors[result].last = g->step_count;
-    if (g->output_count == 0) graph_gives(g, "y", result);
+    if (g->output_count == 0 && result != 0) graph_gives(g, "y", result);
     mark_flows(g);
 }
 
@@ -324,7 +324,7 @@ static int add_constant(graph *g, graph_step *step, int place, const char *name,
 {
     assay_tensor_row row = g->tensors[like].row;
     row.name = name;
-    if (g->tensors[like].role == GRAPH_INDICES) {
+    if (half > 0) {
         row.axes[row.shape.rank] = 'h';
         row.shape.dims[row.shape.rank++] = half;
         row.axes[row.shape.rank] = '\0';

@@ -42,8 +42,8 @@ extern const graph_kind graph_kind_linear, graph_kind_rms_norm, graph_kind_angle
 extern const graph_kind graph_kind_map, graph_kind_binary, graph_kind_where, graph_kind_float, graph_kind_reduce,
     graph_kind_softmax, graph_kind_logsumexp, graph_kind_running_sum, graph_kind_product, graph_kind_order,
     graph_kind_detach, graph_kind_slice, graph_kind_concatenate, graph_kind_gather, graph_kind_scatter_add,
-    graph_kind_pick, graph_kind_top_k, graph_kind_argsort, graph_kind_bincount, graph_kind_causal_convolution,
-    graph_kind_linear_scan, graph_kind_gated_delta_rule;
+    graph_kind_pick, graph_kind_top_k, graph_kind_argsort, graph_kind_bincount,
+    graph_kind_causal_convolution, graph_kind_linear_scan, graph_kind_gated_delta_rule;
 
 /* A step that multiplies x by a number; it has no output yet. */
 graph_step graph_times(int x, double factor);

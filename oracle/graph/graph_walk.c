@@ -1,4 +1,5 @@
 /* Runs a graph and runs it back; graph.h is the contract. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -302,6 +303,7 @@ static assay_status write_choice(assay_context *ctx, const graph_run *r, const g
     if (r->out == NULL) return ASSAY_OK;
     if (assay_wants(r->out, path))
         MUST(r->out->write_i32(ctx, r->out->self, path, graph_size(r->graph, choice), r->chosen[choice]));
+    if (!r->graph->tensors[choice].chosen) return ASSAY_OK;
     snprintf(beside, sizeof beside, "%.*sbiased_scores", (int)(strrchr(path, '/') + 1 - path), path);
     if (!assay_wants(r->out, beside)) return ASSAY_OK;
     return r->out->write(ctx, r->out->self, beside, graph_size(r->graph, scores), r->value[scores]);
@@ -321,10 +323,14 @@ static assay_status make_integers(assay_context *ctx, graph_run *r, const graph_
     } else {
         MUST(step->kind->forward(ctx, c));
         spoil(r, step, 0, c->y[0], false);
-        for (int64_t i = 0; i < count; i++) r->chosen[choice][i] = (int32_t)c->y[0][i];
+        for (int64_t i = 0; i < count; i++) {
+            if (!(fabs(c->y[0][i]) <= INT32_MAX))
+                return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has %.17g, expected 32 bits", path, c->y[0][i]);
+            r->chosen[choice][i] = (int32_t)c->y[0][i];
+        }
     }
     r->indices[choice] = r->chosen[choice];
-    const bool shows = chosen && write && !r->shown[choice];
+    const bool shows = (chosen || assay_role_of(path) == ASSAY_ROLE_OUTPUT) && write && !r->shown[choice];
     r->shown[choice] |= write;
     return shows ? write_choice(ctx, r, step) : ASSAY_OK;
 }

@@ -504,13 +504,13 @@ static assay_status choice_backward(assay_context *ctx, const graph_call *c)
 const graph_kind graph_kind_where = {
     .name = "where", .reads = 1u << MASK, .forward = choice_forward, .backward = choice_backward};
 
-/* --- y = x, whole numbers --- */
+/* --- y = x, whole numbers, which lie as such or as numbers; of nothing 0, 1, .. --- */
 
 static assay_status float_forward(assay_context *ctx, const graph_call *c)
 {
-    const int64_t size = graph_in_size(c->graph, c->step, 0);
+    const int64_t size = graph_out_size(c->graph, c->step, 0);
 #pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t i = 0; i < size; i++) c->y[0][i] = c->indices[0][i];
+    for (int64_t i = 0; i < size; i++) c->y[0][i] = c->indices[0] ? c->indices[0][i] : c->x[0] ? c->x[0][i] : (double)i;
     return ASSAY_OK;
 }
 

@@ -1,20 +1,7 @@
-#include "oracle/program/program.h"
-
 #include <stdio.h>
 #include <string.h>
 
-static bool is_letter(char c)
-{
-    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
-}
-
-bool assay_program_is_name(const char *text)
-{
-    if (!is_letter(text[0]) && text[0] != '_') return false;
-    for (const char *c = text; *c != '\0'; c++)
-        if (!is_letter(*c) && !(*c >= '0' && *c <= '9') && *c != '_') return false;
-    return strlen(text) < ASSAY_PROGRAM_NAME;
-}
+#include "oracle/program/program.h"
 
 const assay_program_tensor *assay_program_find(const assay_program *p, const char *name)
 {

@@ -58,6 +58,12 @@ static size_t name_length(const char *at)
     return length;
 }
 
+bool assay_program_is_name(const char *text)
+{
+    const size_t length = name_length(text);
+    return length > 0 && text[length] == '\0' && length < ASSAY_PROGRAM_NAME;
+}
+
 static bool begins_number(const char *at)
 {
     const char first = *at == '-' || *at == '+' ? at[1] : *at;
@@ -303,8 +309,10 @@ static assay_status read_line(compiler *c)
     const assay_program_node *node = &c->p->nodes[line->node];
     if (node->step == NULL) return refuse(c, c->text, "%s is nothing that is computed", line->name);
     if (!line->output && node->line != c->line) return refuse(c, c->text, "%s is another step's name", line->name);
-    if (line->output && node->integers && !node->chosen)
-        return refuse(c, c->text, "%s is whole numbers, expected numbers, as float of them", line->name);
+    for (int i = 0; i < c->line && line->output && node->integers; i++)
+        if (c->p->lines[i].output && c->p->lines[i].node == line->node)
+            return refuse(c, c->text, "%s is %s, whole numbers that are an output already", line->name,
+                          c->p->lines[i].name);
     if (line->output && node->chosen)
         return refuse(c, c->text, "%s is a choice, which its step gives by itself: routing/NAME/%s", line->name,
                       node->step->name);
@@ -434,4 +442,61 @@ assay_status assay_program_compile(assay_context *ctx, assay_program *p, assay_p
     pass_over(p);
     MUST(check_readers(ctx, p, place));
     return assay_program_make_graph(ctx, p);
+}
+
+/* --- memory: lists grow as they are read --- */
+
+void assay_program_free(assay_program *p)
+{
+    if (p == NULL) return;
+    assay_program_drop_graph(p);
+    free(p->tensors);
+    free(p->lines);
+    free(p->nodes);
+    free(p);
+}
+
+static assay_status copy_list(assay_context *ctx, const void *from, int64_t count, size_t size, void *to)
+{
+    void *made;
+    MUST(assay_alloc(ctx, "the program", count, size, &made));
+    if (count > 0) memcpy(made, from, (size_t)count * size);
+    memcpy(to, &made, sizeof made);
+    return ASSAY_OK;
+}
+
+assay_status assay_program_copy(assay_context *ctx, const assay_program *p, assay_program **copy)
+{
+    assay_status status;
+    assay_program *made = NULL;
+    TRY(assay_alloc(ctx, "the program", 1, sizeof *made, &made));
+    *made = *p;
+    made->tensors = NULL;
+    made->lines = NULL;
+    made->nodes = NULL;
+    made->graph = NULL;
+    made->node_room = p->node_count;
+    TRY(copy_list(ctx, p->tensors, p->tensor_count, sizeof *p->tensors, &made->tensors));
+    TRY(copy_list(ctx, p->lines, p->line_count, sizeof *p->lines, &made->lines));
+    TRY(copy_list(ctx, p->nodes, p->node_count, sizeof *p->nodes, &made->nodes));
+    if (p->graph != NULL) TRY(assay_program_make_graph(ctx, made));
+    *copy = made;
+    return ASSAY_OK;
+cleanup:
+    assay_program_free(made);
+    return status;
+}
+
+assay_status assay_program_add_tensor(assay_context *ctx, assay_program *p, const assay_program_tensor *tensor)
+{
+    MUST(assay_grow(ctx, "inputs of a program", p->tensor_count + 1, sizeof *tensor, &p->tensors));
+    p->tensors[p->tensor_count++] = *tensor;
+    return ASSAY_OK;
+}
+
+assay_status assay_program_add_line(assay_context *ctx, assay_program *p, const assay_program_line *line)
+{
+    MUST(assay_grow(ctx, "steps of a program", p->line_count + 1, sizeof *line, &p->lines));
+    p->lines[p->line_count++] = *line;
+    return ASSAY_OK;
 }

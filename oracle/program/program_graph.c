@@ -47,24 +47,18 @@ static assay_attention_config attention_of(const assay_shape *query, const assay
                                     .soft_cap = assay_program_number(node, "soft_cap")};
 }
 
-static bool has_parameter(const assay_program_node *node, const char *name)
-{
-    const assay_program_parameter *p = node->step->parameters;
-    while (p->name != NULL && strcmp(p->name, name) != 0) p++;
-    return p->name != NULL;
-}
-
-/* A step of the kind, with those of its parameters that the program's step has. */
+/* A step of the kind, with those of its parameters that the program's step has: others are 0. */
 static int plain(graph *g, const form *of, const assay_program_node *node, const int *in)
 {
-    graph_general with = {.function = of->function, .passed_over = node->over};
-    if (has_parameter(node, "over")) snprintf(with.over, sizeof with.over, "%s", assay_program_axes(node, "over"));
-    if (has_parameter(node, "low")) with.a = assay_program_number(node, "low");
-    if (has_parameter(node, "high")) with.b = assay_program_number(node, "high");
-    if (has_parameter(node, "kink")) with.kink = assay_program_number(node, "kink");
-    if (has_parameter(node, "first")) with.first = assay_program_number(node, "first") != 0;
-    if (of->kind == &graph_kind_reduce) with.kink = -1; /* equal ones share, or the first has it */
-    if (has_parameter(node, "type")) assay_dtype_from_name(assay_program_axes(node, "type"), &with.type);
+    graph_general with = {.function = of->function,
+                          .passed_over = node->over,
+                          .a = assay_program_number(node, "low"),
+                          .b = assay_program_number(node, "high"),
+                          .kink = of->kind == &graph_kind_reduce ? -1 : assay_program_number(node, "kink"),
+                          .first =
+                              assay_program_number(node, "first") != 0}; /* -1: equal ones share, or the first has it */
+    snprintf(with.over, sizeof with.over, "%s", assay_program_axes(node, "over"));
+    assay_dtype_from_name(assay_program_axes(node, "type"), &with.type);
     return graph_step_of(g, of->kind, node->axes, in, node->in_count, &with);
 }
 
@@ -272,6 +266,8 @@ static void put_all(const assay_program *p, graph *g, int *tensor)
     for (int i = 0; i < p->line_count; i++) {
         const assay_program_node *node = &p->nodes[p->lines[i].node];
         if (!p->lines[i].output) continue;
+        if (node->integers) graph_called(g, p->lines[i].path, tensor[p->lines[i].node]);
+        if (node->integers) continue;
         result = tensor[p->lines[i].node];
         if (node->readers == 1) g->tensors[result].kept = GRAPH_LEFT;
         graph_gives(g, p->lines[i].name, result);

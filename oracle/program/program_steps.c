@@ -66,8 +66,7 @@ bool assay_program_is_exact(const assay_program *p, const assay_program_node *no
     for (int i = 0; i < node->in_count && node->step->exact == ASSAY_PROGRAM_KEEPS_EXACT; i++) {
         const assay_program_node *x = &p->nodes[node->in[i]];
         const bool number = x->step == NULL && x->input < 0;
-        exact &=
-            number ? x->number == rint(x->number) : x->exact || (x->integers && strcmp(node->step->name, "where") == 0);
+        exact &= number ? x->number == rint(x->number) : x->exact || x->integers;
     }
     return exact;
 }
@@ -248,52 +247,56 @@ static assay_status reshaped(check *c)
                       c->node->axes, to);
 }
 
-/* "D->R": one axis becomes another of x's, all else stays. */
-static assay_status sliced(check *c)
+/* "D->R": one axis, whose place is *at, becomes another of x's, all else stays. */
+static assay_status exchanged(check *c, int *at)
 {
     assay_program_pattern_of p;
-    const assay_program_node *x = operand(c, 0);
     char axes[ASSAY_MAX_RANK + 1];
-    const char *text = assay_program_axes(c->node, "axes");
+    const char *text = assay_program_axes(c->node, "axes"), *x = memcpy(axes, operand(c, 0)->axes, sizeof axes);
     if (!assay_program_pattern(text, &p) || p.count != 1 || strlen(p.in[0]) != 1 || strlen(p.out) != 1)
         return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axes are \"%s\", expected one axis for another: \"D->R\"",
                           text);
-    char *at = memcpy(axes, x->axes, sizeof axes);
-    at = strchr(axes, p.in[0][0]);
-    if (at == NULL) return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axis %c is not among %s", p.in[0][0], x->axes);
-    const int64_t whole = x->shape.dims[at - axes];
-    *at = p.out[0];
-    MUST(set_axes(c, axes));
-    const double first = assay_program_number(c->node, "first");
-    const int64_t size = c->node->shape.dims[at - axes];
-    if (first != floor(first) || first < 0 || first + (double)size > (double)whole)
-        return assay_fail(c->ctx, ASSAY_BAD_INPUT,
-                          "first is %g, expected a whole number from 0 to %" PRId64 ": %c has %" PRId64
-                          " of the %" PRId64 " of %c",
-                          first, whole - size, p.out[0], size, whole, p.in[0][0]);
-    return ASSAY_OK;
+    x = strchr(axes, p.in[0][0]);
+    if (x == NULL) return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axis %c is not among %s", p.in[0][0], axes);
+    *at = (int)(x - axes);
+    axes[*at] = p.out[0];
+    return set_axes(c, axes);
 }
 
-/* "E->K": as many of the last axis. */
+static assay_status sliced(check *c)
+{
+    int at = 0;
+    MUST(exchanged(c, &at));
+    const assay_program_node *x = operand(c, 0);
+    const double first = assay_program_number(c->node, "first");
+    const int64_t size = c->node->shape.dims[at], all = x->shape.dims[at];
+    if (first == floor(first) && first >= 0 && first + (double)size <= (double)all) return ASSAY_OK;
+    return assay_fail(c->ctx, ASSAY_BAD_INPUT,
+                      "first is %g, expected a whole number from 0 to %" PRId64 ": %c has %" PRId64 " of the %" PRId64
+                      " of %c",
+                      first, all - size, c->node->axes[at], size, all, x->axes[at]);
+}
+
+/* As many of the last axis. */
 static assay_status chosen(check *c)
 {
-    assay_program_pattern_of p;
+    int at = 0;
+    MUST(exchanged(c, &at));
     const assay_program_node *x = operand(c, 0);
-    char axes[ASSAY_MAX_RANK + 1];
-    const char *text = assay_program_axes(c->node, "axes");
-    if (!assay_program_pattern(text, &p) || p.count != 1 || strlen(p.in[0]) != 1 || strlen(p.out) != 1)
-        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axes are \"%s\", expected one axis for another: \"E->K\"",
-                          text);
-    if (x->shape.rank == 0 || x->axes[x->shape.rank - 1] != p.in[0][0])
-        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%c is not the last axis of %s", p.in[0][0], x->axes);
-    memcpy(axes, x->axes, sizeof axes);
-    axes[x->shape.rank - 1] = p.out[0];
-    MUST(set_axes(c, axes));
+    const int64_t all = x->shape.dims[at], own = c->node->shape.dims[at];
+    if (at + 1 != x->shape.rank)
+        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%c is not the last axis of %s", x->axes[at], x->axes);
     c->node->integers = c->node->chosen = true;
-    const int64_t all = x->shape.dims[x->shape.rank - 1], own = c->node->shape.dims[x->shape.rank - 1];
     if (own <= all) return ASSAY_OK;
-    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%c has %" PRId64 ", expected at most the %" PRId64 " of %c", p.out[0],
-                      own, all, p.in[0][0]);
+    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%c has %" PRId64 ", expected at most the %" PRId64 " of %c",
+                      c->node->axes[at], own, all, x->axes[at]);
+}
+
+static assay_status whole(check *c)
+{
+    c->node->integers = true;
+    if (operand(c, 0)->exact) return as_first(c);
+    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "index is of numbers that follow from whole numbers without a rounding");
 }
 
 /* Whole numbers along one axis, made of whole numbers. */

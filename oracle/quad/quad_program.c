@@ -757,10 +757,14 @@ static void bincount(const int32_t *x, int64_t from, int32_t *y, int64_t to)
 
 static void integers(machine *m, int i)
 {
+    const char *name = m->node->step->name;
+    const bool sorts = strcmp(name, "argsort") == 0, counts = strcmp(name, "bincount") == 0;
+    const quad *x = strcmp(name, "index") == 0 ? quad_values(m->t, operand(m, 0)->node) : NULL;
     const int64_t from = assay_shape_count(&m->p->nodes[m->node->in[0]].shape), to = product_of(m, m->node->axes);
     int32_t *made = quad_keep(m->t, to, sizeof *made);
-    if (made == NULL || index_operand(m, 0) == NULL) return;
-    (strcmp(m->node->step->name, "argsort") == 0 ? argsort : bincount)(index_operand(m, 0), from, made, to);
+    if (made != NULL && (sorts || counts)) (sorts ? argsort : bincount)(index_operand(m, 0), from, made, to);
+    for (int64_t k = 0; made != NULL && !sorts && !counts && k < to; k++)
+        made[k] = (int32_t)(x != NULL ? (int64_t)x[k] : k);
     m->indices[i] = made;
 }
 
@@ -887,6 +891,10 @@ void quad_program(quad_tape *t, const void *config)
     }
     for (int i = 0; i < m->p->line_count && t->status == ASSAY_OK; i++) {
         const assay_program_node *node = &m->p->nodes[m->p->lines[i].node];
+        int32_t *whole =
+            node->integers && m->p->lines[i].output ? quad_put_indices(t, m->p->lines[i].path, node->shape) : NULL;
+        for (int64_t k = 0; whole != NULL && k < assay_shape_count(&node->shape); k++)
+            whole[k] = m->indices[m->p->lines[i].node][k];
         if (!node->integers && (m->p->lines[i].output || !node->coded)) put(m, &m->p->lines[i]);
     }
 }

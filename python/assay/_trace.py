@@ -39,7 +39,8 @@ FAR = -1e30  #: for -inf behind a mask, and what is lower: a program has finite 
 FOLDED: dict[str, Callable[..., float]] = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "maximum": max, "minimum": min,
                                            "less": operator.lt, "equal": operator.eq}
 #: Steps that make whole numbers of whole numbers, which nothing rounds.
-EXACT = ("float", "less", "equal", "add", "sub", "mul", "maximum", "minimum", "neg", "abs", "square", "where", "rearrange", "reshape", "slice", "concatenate", "max")
+EXACT = ("float", "less", "equal", "add", "sub", "mul", "maximum", "minimum", "neg", "abs", "square", "where", "rearrange", "reshape", "slice", "concatenate", "max", "gather", "pick", "cumsum")
+CODES = ("float8_e4m3fn", "float8_e5m2")  #: types of results that are judged as codes
 LETTERS = "TDHNKFEBSRPVCGMJLQUWXYZIAO" + string.ascii_lowercase
 
 
@@ -151,6 +152,8 @@ class Tracer:
         self.steps: list[Step] = []
         self.tensors: list[list[Axis]] = []  #: axes that must stay apart
         self.choices: list[Value] = []  #: that the function gives
+        self.types: dict[str, str] = {}  #: of its results that are fp8
+        self.places: list[Value] = []  #: 0, 1, ..
         self.stands_alone = False  #: it has a step that only `assay.step` says, and so no numbers
         self.constants: list[tuple[np.ndarray[Any, Any], Value]] = []
         self.called: list[str] = []  #: their names
@@ -192,8 +195,8 @@ class Tracer:
 
         if step not in ("float", "where"):
             operands = [self.numbers(v) for v in operands] if any(v.inverted or v.mask for v in operands) else operands
-        if step in ("slice", "concatenate"):  # which have numbers alone
-            operands = [self.numbers(v) for v in operands]
+        if step in ("slice", "concatenate", "reshape", "rearrange", "cumsum", "gather", "pick"):  # which have numbers alone, but for their indices
+            operands = [v if i and step in ("gather", "pick") else self.numbers(v) for i, v in enumerate(operands)]
         axes = [a for d in dims for a in d]
         self.tensors.append(axes)
         made = Step(step, text, axes, self.place, operands)
@@ -289,6 +292,9 @@ class Tracer:
                 raise lib.BadInput(f"whole numbers or a mask {list(array.shape)} that are none of the function's arguments: {array.size} numbers, expected at most {MOST}, or an argument")
             dims = iter(band.dims)
             return band.seen([next(dims) if n > 1 else () for n in array.shape])
+        if len(shape) == 1 and (array.reshape(-1) == np.arange(shape[0])).all():
+            made = next((v for v in self.places if not anew and size_of(v.dims[0]) == shape[0]), None) or self.iota(shape[0])
+            return made.seen([made.dims[0] if n > 1 else () for n in array.shape])
         for values, before in self.constants:
             if not anew and list(values.shape) == shape and (values == array.reshape(shape)).all():
                 axes = iter(before.axes)
@@ -302,6 +308,13 @@ class Tracer:
         self.constants.append((array.reshape(shape), made))
         axes = iter(made.axes)
         return made.seen([(next(axes),) if n > 1 else () for n in array.shape])
+
+    def iota(self, size: int) -> Value:
+        axis = self.fresh(size)
+        made = self.call("iota", [], [axis], lambda: self.letters(axis))
+        made.integer = True
+        self.places.append(made)
+        return made
 
     def band(self, mask: "np.ndarray[Any, Any]") -> Value | None:
         """A mask that says how far behind a row's index a column's may be: a causal one, a window; or what such a one hides."""
@@ -721,7 +734,11 @@ class Tracer:
         if index.integer and not index.inverted:
             self.rows_of[id(index.core)] = max(rows, self.rows_of.get(id(index.core), 0))
             return index
-        raise lib.BadInput("whole numbers are computed, expected an argument" if index.whole or index.integer else "numbers as whole numbers")
+        if not (index.whole or index.integer):
+            raise lib.BadInput("numbers as whole numbers")
+        made = self.call("index", [self.numbers(index)], index.dims)
+        made.integer = True
+        return made
 
     def passed_over(self, index: Value) -> Value | None:
         """labels, of where(labels == -100, 0, labels): as an index -100 is no row in a program."""
@@ -785,6 +802,8 @@ class Tracer:
         """Whether no index stands twice in a row: of a choice, of one in each row, or of known ones."""
         last = index.dims[-1] if index.dims else ()
         if size_of(last) == 1 or (index.step is not None and index.step.base == "top_k" and roots(last) == roots(index.step.axes[-1:])):
+            return True
+        if any(v.core is index.core for v in self.places):
             return True
         known = [array for array, value in self.constants if value.core is index.core and roots(value.axes[-1:]) == roots(last)]
         return bool(known) and all(len(set(row)) == len(row) for row in known[0].reshape(-1, known[0].shape[-1]).tolist())
@@ -940,11 +959,16 @@ class Tracer:
 
     # the program
 
-    def output(self, name: str, value: Value, shape: Sequence[int], outputs: list[tuple[str, Value]]) -> None:
+    def output(self, name: str, value: Value, shape: Sequence[int], dtype: str, outputs: list[tuple[str, Value]]) -> None:
         """A result of the function."""
-        if value.integer and value.step is not None:
+        if value.integer and value.step is not None and value.step.base == "top_k":
             self.choices.append(value)  # a result by itself
             return
+        if dtype in CODES:
+            self.types[name] = dtype
+            value = value.came("cast")[0] if value.came("cast") else value
+        if value.number is None and not value.refused and (value.whole or value.integer) and (dtype == "bool" or "int" in dtype):
+            value = self.indices(value if value.step is not None and not value.mask else self.numbers(value))
         if value.number is not None or (value.step is None and not value.refused and not value.flows):
             raise lib.BadInput(f"{self.at}: {name} {'depends on no argument' if value.number is not None else 'is an argument of whole numbers'}, expected what is computed of tensors")
         if value.guards:
@@ -1526,14 +1550,15 @@ def put_together(part: Any, given: Mapping[str, Any]) -> Any:
 
 def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] = (), axes: Mapping[str, str] | None = None,
           name: str | None = None, integers: Mapping[str, int] | None = None, casts: str = "drop", check: bool = True,
-          fills: Mapping[str, Mapping[str, Any]] | None = None, **settings: Any) -> Program:
+          fills: Mapping[str, Mapping[str, Any]] | None = None, types: Mapping[str, str] | None = None, **settings: Any) -> Program:
     """The program of a function of PyTorch, which runs once on the tensors of `example`, by the names of its arguments or in their order; or of JAX,
     which is traced: there shapes will do, as jax.ShapeDtypeStruct has them. Of a `torch.nn.Module` the parameters are weights, under their names
     with underscores for dots, and buffers are constants.
 
     `weights` are those of them that are no inputs. `axes` gives axes their letters: {"x": "TD"}; the others get letters that are free. `integers`
     says how many indices there are for an argument that holds some: {"target": 1000}; else they are those from its least to its largest one. `fills` says how
-    arguments are filled: {"bias": {"scale": 0.1}, "gate": {"distribution": "uniform", "low": -1, "high": 0}}. ``casts="keep"``: a cast to
+    arguments are filled: {"bias": {"scale": 0.1}, "gate": {"distribution": "uniform", "low": -1, "high": 0}}. `types` says which type an argument comes in, and a result is kept
+    in: {"loss": "float32"}; a result of fp8 is judged as codes. ``casts="keep"``: a cast to
     a type of fewer bits is a rounding that the function means, and a step; else casts are dropped. The function then runs once more, in float64 on the
     numbers that a case draws, and its results and its own gradients are held against the program's: ``check=False`` leaves that out. Other keywords are keys of the case: dtype, seed, checkpoints. What a program cannot have is refused with the line of the function.
     """
@@ -1571,7 +1596,10 @@ def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] 
         tracer, outputs = recorded(False)
         settings = {"gradients": "none", **settings}
     if not outputs:
-        raise lib.BadInput(f"{tracer.at}: all results are whole numbers, expected one that is computed of them, too: the numbers that were chosen, say")
+        raise lib.BadInput(f"{tracer.at}: all results are a choice, expected one that is computed of it, too: the numbers that were chosen, say")
+    dtypes = typed(tracer, [name for name, _ in outputs], {**tracer.types, **(types or {})})
+    if dtypes:
+        settings["dtypes"] = {**dtypes, **settings.get("dtypes", {})}
     lines, fused, places = tracer.yaml(outputs, axes or {}, fills or {})
     own = settings.get("fused", [])
     if fused and own != "all":
@@ -1583,19 +1611,29 @@ def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] 
     rounds = any(step.base == "cast" for step in tracer.steps)
     if check and not tracer.stands_alone:
         evaluate = functools.partial(framework.evaluate, casts=True) if rounds else framework.evaluate
+        rounded = {f"outputs/{name}": functools.partial(framework.rounded, type=type) for name, type in tracer.types.items() if rounds}
         try:
-            held(evaluate, function, example, program({key: settings[key] for key in ("seed", "gradients") if key in settings}))
+            held(evaluate, function, example, program({key: settings[key] for key in ("seed", "gradients") if key in settings}), rounded)
         except lib.BadInput as why:
             above = positive(tracer, example, fills or {}) if "expected a finite number" in str(why) else {}
             if above:  # a logarithm or a root: numbers as those of the example
                 lines[:] = [next((line.replace("]}", f"], {text}}}") for name, text in above.items() if line.startswith(f"  {name}: {{axes:")), line) for line in lines]
-                held(evaluate, function, example, program({key: settings[key] for key in ("seed", "gradients") if key in settings}))
+                held(evaluate, function, example, program({key: settings[key] for key in ("seed", "gradients") if key in settings}), rounded)
                 return program(settings)
             if settings.get("gradients") == "none" or "needed for gradient computation has been modified by an inplace operation" not in str(why):
                 raise
             settings["gradients"] = "none"  # PyTorch has none of a function that writes over what a gradient needs
-            held(evaluate, function, example, program({key: settings[key] for key in ("seed", "gradients") if key in settings}))
+            held(evaluate, function, example, program({key: settings[key] for key in ("seed", "gradients") if key in settings}), rounded)
     return program(settings)
+
+
+def typed(tracer: Tracer, outputs: Sequence[str], types: Mapping[str, str]) -> dict[str, str]:
+    """By the paths of arguments and results."""
+    paths = [*(path for path, _, _ in tracer.inputs), *("outputs/" + name for name in outputs)]
+    for name in types:
+        if name not in [path.split("/")[1] for path in paths]:
+            raise lib.BadInput(f"{tracer.at}: types has {name}, expected an argument or a result: {', '.join(path.split('/')[1] for path in paths)}")
+    return {path: types[path.split("/")[1]] for path in paths if path.split("/")[1] in types}
 
 
 def positive(tracer: Tracer, example: Mapping[str, Any], fills: Mapping[str, Any]) -> dict[str, str]:
@@ -1636,7 +1674,7 @@ def as_json(key: str, value: Any) -> str:
         raise lib.BadInput(f"trace: {key} is of {type(value).__name__}, expected what a case file has") from None
 
 
-def held(evaluate: Callable[..., Any], function: Callable[..., Any], example: Mapping[str, Any], program: Program) -> None:
+def held(evaluate: Callable[..., Any], function: Callable[..., Any], example: Mapping[str, Any], program: Program, rounded: Mapping[str, Callable[..., Any]]) -> None:
     """The program against the function itself, in float64 and by its own gradients, on the numbers that a case draws."""
     made = Case(program.yaml, ("dtype=float64",), "f64", unscaled=True)
     try:
@@ -1661,7 +1699,7 @@ def held(evaluate: Callable[..., Any], function: Callable[..., Any], example: Ma
     for path in made.expected:
         if path not in own:
             continue
-        golden, array = made.golden(path), own[path]
+        golden, array = rounded.get(path, np.asarray)(made.golden(path)), own[path]
         if golden.shape != array.shape:
             raise lib.BadInput(f"{program.where}: {path} is {list(golden.shape)} in the program, and {list(array.shape)} of the function")
         off = np.where(np.isnan(array), 0.0, np.abs(golden - array))  # what the function itself leaves open is not held
@@ -1701,8 +1739,8 @@ class Reference:
     """A function whose arguments say their axes, at all combinations of sizes; `program` makes it."""
 
     def __init__(self, function: Callable[..., Any], sizes: Mapping[str, Any], dtype: str, weights: Sequence[str], integers: Mapping[str, int],
-                 fills: Mapping[str, Mapping[str, Any]]) -> None:
-        self.function, self.dtype, self.weights, self.integers, self.fills = function, dtype, weights, integers, fills
+                 fills: Mapping[str, Mapping[str, Any]], types: Mapping[str, str]) -> None:
+        self.function, self.dtype, self.weights, self.integers, self.fills, self.types = function, dtype, weights, integers, fills, types
         self.sizes = {axis: list(n) if isinstance(n, (list, tuple)) else [n] for axis, n in sizes.items()}
         self.axes = {}
         for name, p in inspect.signature(function).parameters.items():
@@ -1734,7 +1772,8 @@ class Reference:
         for sizes in (dict(zip(self.sizes, values)) for values in itertools.product(*self.sizes.values())):
             example = self.example(sizes)
             label = f"traced/{self.function.__name__}-" + "-".join(f"{a}{n}" for a, n in sizes.items())
-            made.append(trace(self.function, example, weights=self.weights, axes=self.axes, name=label, dtype=self.dtype, integers=self.integers, fills=self.fills))
+            made.append(trace(self.function, example, weights=self.weights, axes=self.axes, name=label, dtype=self.dtype, integers=self.integers, fills=self.fills,
+                              types=self.types))
         return made
 
     def cases(self, precision: str | None = None, **options: Any) -> Any:
@@ -1746,7 +1785,7 @@ class Reference:
 
 
 def program(*, dtype: str = "bfloat16", weights: Sequence[str] = (), integers: Mapping[str, int] | None = None,
-            fills: Mapping[str, Mapping[str, Any]] | None = None,
+            fills: Mapping[str, Mapping[str, Any]] | None = None, types: Mapping[str, str] | None = None,
             **sizes: int | Sequence[int]) -> Callable[[Callable[..., Any]], Reference]:
     """A function of PyTorch or JAX as the reference of a kernel:
 
@@ -1757,6 +1796,7 @@ def program(*, dtype: str = "bfloat16", weights: Sequence[str] = (), integers: M
         @reference.cases(precision="bf16")
         def test_mine(case): ...
 
-    `integers` says of arguments that hold indices how many there are: {"target": 1000}; `fills` how arguments are filled: {"bias": {"scale": 0.1}}.
+    `integers` says of arguments that hold indices how many there are: {"target": 1000}; `fills` how arguments are filled: {"bias": {"scale": 0.1}}, `types`
+    which types arguments and results have: {"loss": "float32"}.
     """
-    return lambda function: Reference(function, sizes, dtype, weights, integers or {}, fills or {})
+    return lambda function: Reference(function, sizes, dtype, weights, integers or {}, fills or {}, types or {})

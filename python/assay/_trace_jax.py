@@ -628,8 +628,12 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
     outputs: list[tuple[str, Value]] = []
     for name, value, var in zip(names, made, closed.jaxpr.outvars):
         v = walk.of(value)
-        tracer.output(name, v if v.refused or v.integer or v.number is not None else walk.whole(v, var), var.aval.shape, outputs)
+        tracer.output(name, v if v.refused or v.integer or v.number is not None else walk.whole(v, var), var.aval.shape, str(var.aval.dtype), outputs)
     return outputs
+
+
+def rounded(x: Any, type: str) -> Any:
+    return np.asarray(x).astype(jax.numpy.dtype(type)).astype(np.float64)
 
 
 def evaluate(function: Callable[..., Any], example: Mapping[str, Any], given: Mapping[str, Any], cotangents: Mapping[str, Any],
@@ -640,12 +644,13 @@ def evaluate(function: Callable[..., Any], example: Mapping[str, Any], given: Ma
     def run(leaves: Mapping[str, Any], others: Mapping[str, Any], upstream: Mapping[str, Any]) -> Any:
         def outputs(leaves: Mapping[str, Any]) -> Any:
             made = named(function, function(**{name: leaves[name] if name in leaves else others[name] for name in example}))
-            return {name: y for name, y in made.items() if name in upstream}
+            return {name: y for name, y in made.items() if name in upstream}, {name: y for name, y in made.items() if y.dtype.kind in "biu"}
 
         if not backward:
-            return outputs(leaves), {}
-        made, back = jax.vjp(outputs, leaves)
-        return made, back({name: upstream[name].astype(y.dtype) for name, y in made.items()})[0]
+            made, whole = outputs(leaves)
+            return {**made, **whole}, {}
+        made, back, whole = jax.vjp(outputs, leaves, has_aux=True)
+        return {**made, **whole}, back({name: upstream[name].astype(y.dtype) for name, y in made.items()})[0]
 
     with jax.enable_x64(True):
         arguments = ({name: jax.numpy.asarray(given[name]) for name in floats}, {name: jax.numpy.asarray(given[name]).astype(example[name].dtype) for name in example if name not in floats},

@@ -523,6 +523,9 @@ class Recorder(TorchDispatchMode):
 
     def on_clamp(self, out: Any, x: Any, min: Any = None, max: Any = None) -> Value:  # noqa: A002
         v = self.numbers(x)
+        if v.whole:
+            v = v if min is None else self.t.together("maximum", [v, self.numbers(min)])
+            return v if max is None else self.t.together("minimum", [v, self.numbers(max)])
         kink = slope_on_bound(isinstance(min, torch.Tensor) or isinstance(max, torch.Tensor))
         if any(isinstance(bound, torch.Tensor) for bound in (min, max)):
             v = v if min is None else self.t.together("maximum", [v, self.numbers(min)], kink=kink)
@@ -1016,7 +1019,7 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
         RECORDERS.pop()
     outputs: list[tuple[str, Value]] = []
     for name, tensor in named(function, result).items():
-        tracer.output(name, recorder.of(tensor), tensor.shape, outputs)
+        tracer.output(name, recorder.of(tensor), tensor.shape, str(tensor.dtype).split(".")[1], outputs)
     return outputs
 
 
@@ -1165,6 +1168,10 @@ def has_kink(operator: str, x: Any, other: Any = None, *rest: Any) -> bool:
     return False
 
 
+def rounded(x: Any, type: str) -> Any:
+    return torch.tensor(x).to(getattr(torch, type)).double().numpy()
+
+
 def evaluate(function: Callable[..., Any], example: Mapping[str, Any], given: Mapping[str, Any], cotangents: Mapping[str, Any],
              kinks: bool, casts: bool = False, backward: bool = True) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
     """What a function gives in float64 at these numbers, its gradients, and which operators met a kink."""
@@ -1174,11 +1181,11 @@ def evaluate(function: Callable[..., Any], example: Mapping[str, Any], given: Ma
         made = torch.tensor(given[name], dtype=torch.float64 if like.is_floating_point() else like.dtype, device="cpu" if like.is_meta else like.device)
         arguments[name] = Held.of(made, like.dtype, mode).requires_grad_() if like.is_floating_point() else made
     with plainly(), mode:
-        results = {name: x for name, x in named(function, function(**dict(arguments))).items() if name in cotangents}
+        results = {name: x for name, x in named(function, function(**dict(arguments))).items() if name in cotangents or not x.is_floating_point()}
         leaves = {name: x for name, x in arguments.items() if x.is_floating_point()}
     mode.casts = False  # gradients pass
     with plainly():
-        pairs = [(x, Held.of(torch.tensor(cotangents[name], device=x.device), x.dtype, mode)) for name, x in results.items() if backward and x.requires_grad]
+        pairs = [(x, Held.of(torch.tensor(cotangents[name], device=x.device), x.dtype, mode)) for name, x in results.items() if backward and x.requires_grad and name in cotangents]
         found = torch.autograd.grad([x for x, _ in pairs], list(leaves.values()), [c for _, c in pairs], allow_unused=True) if pairs and leaves else [None] * len(leaves)
 
     def numbers(x: Any) -> Any:

@@ -81,3 +81,39 @@ def test_without_gradients():
 def test_refused(example, line):
     with pytest.raises(assay.BadInput, match=line):
         assay.assert_correct(kernel, reference, example)
+
+
+def loss_of(x, w):
+    h = x * w
+    return {"loss": h.square().mean(), "h": h}
+
+
+@pytest.mark.parametrize("store, verdict", [(torch.float32, "PASS"), (torch.bfloat16, "FAIL")])
+def test_a_loss_in_float32_beside_gradients_in_bfloat16(store, verdict):
+    def own(x, w):
+        made = loss_of(x.float(), w.float())
+        return {"loss": made["loss"].to(store), "h": made["h"].bfloat16()}
+
+    call = lambda: assay.assert_correct(own, loss_of, {"x": torch.ones(16, 48), "w": torch.ones(48)}, precision="bf16", weights=["w"], types={"loss": "float32", "w": "float32"})  # noqa: E731
+    if verdict == "PASS":
+        assert "outputs/loss" in str(call()) and "float32" in str(call())
+    else:
+        with pytest.raises(assay.Mismatch, match="type is bfloat16, coarser than profile bf16 allows: float32 or finer"):
+            call()
+    with pytest.raises(assay.BadInput, match="types has los, expected an argument or a result: x, w, loss, h"):
+        assay.trace(loss_of, {"x": torch.ones(4, 4), "w": torch.ones(4)}, types={"los": "float32"})
+
+
+@pytest.mark.skipif(not hasattr(torch, "float8_e4m3fn"), reason="no fp8 in this PyTorch")
+@pytest.mark.parametrize("casts", ["drop", "keep"])
+def test_a_cast_to_fp8_is_judged_as_codes(casts):
+    fp8 = torch.float8_e4m3fn
+    example = {"n": torch.ones(16, 64), "s": torch.ones(16, 1)}
+    fills = {"s": {"distribution": "uniform", "low": 1.0, "high": 2.0}}
+    reference = lambda n, s: (n / s).to(fp8)  # noqa: E731
+    for own in (lambda n, s: (n.float() / s.float()).to(fp8), lambda n, s: (n.float() * (1 / s.float())).bfloat16().to(fp8)):
+        report = assay.assert_correct(own, reference, example, precision="bf16", gradients=False, fills=fills, casts=casts)
+        assert "numbers of fp8" in str(report)
+    for own in (lambda n, s: n.float() / s.float(), lambda n, s: (n.float() / s.float()).to(torch.float8_e5m2), lambda n, s: (n.float() / s.float() * 1.02).to(fp8)):
+        with pytest.raises(assay.Mismatch):
+            assay.assert_correct(own, reference, example, precision="bf16", gradients=False, fills=fills, casts=casts)

@@ -205,7 +205,7 @@ def test_a_program_reads_like_the_function():
 def test_a_rotation_is_one_step():
     assert '  y: rearrange("TDKF->TKDF", rope(q, at, theta=10000.0))\n' in str(program_of("llama"))
     text = str(program_of("rotations"))
-    assert "  y0: rope(y, constant, theta=500.0, interleave=true)\n" in text
+    assert "  y0: rope(y, iota(\"T\"), theta=500.0, interleave=true)\n" in text
     assert re.search(r'rope\(slice\("D->\w", x\), ids, theta=10000.0\)', text) and "fused: [" in text
 
 
@@ -222,8 +222,35 @@ def test_frequencies_that_are_scaled_are_no_rope():
 def test_numbers_that_a_kernel_rounds_are_not_compared():
     with pytest.raises(assay.BadInput, match="gt: a mask is computed of numbers that a kernel may round, expected whole numbers"):
         assay.trace(lambda x: torch.where(x > 0, x, x - 1), {"x": torch.randn(4)})
-    with pytest.raises(assay.BadInput, match="index: whole numbers are computed, expected an argument"):
-        assay.trace(lambda x, i: x[i + 1], {"x": torch.randn(4), "i": torch.arange(3)})
+    with pytest.raises(assay.BadInput, match="numbers as whole numbers"):
+        assay.trace(lambda x, i: x[(x[:3] * 2).long() + i], {"x": torch.randn(4), "i": torch.arange(3)})
+
+
+COMPUTED_INDICES = {
+    "shifted": lambda x, i: F.cross_entropy(x[:-1], i[1:]),
+    "turned": lambda x, i: x[i.reshape(2, 3).T.reshape(-1)],
+    "next": lambda x, i: x[(i + 1).clamp(max=5)],
+    "none where negative": lambda x, i: torch.where((i - 2)[:, None] >= 0, x[(i - 2).clamp(min=0)], 0.0),
+    "looked up": lambda x, i: torch.where(i[i][:, None] > 2, x, 0.0),
+    "counted": lambda x, i: x[(i > 3).long().cumsum(0)],
+    "arguments alone": lambda x, i: i * 2 - 1,
+    "moved": lambda x, i: (i.flip(0), x * 2),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED_INDICES)
+def test_whole_numbers_are_computed(name):
+    x, i = torch.randn(6, 6), torch.tensor([0, 2, 1, 5, 3, 4])
+    case = assay.trace(COMPUTED_INDICES[name], {"x": x, "i": i}, dtype="float64", profiles="f64").case("f64")
+    given = case.inputs(torch, requires_grad=True)
+    made = COMPUTED_INDICES[name](given.get("inputs/x", x), given["inputs/i"].long())
+    made = {f"outputs/y{n}": y for n, y in enumerate(made)} if isinstance(made, tuple) else {"outputs/y": made}
+    floats = {path: y for path, y in made.items() if y.is_floating_point()}
+    gradients = case.backward(floats, given) if floats else {}
+    case.check({**made, **gradients})
+    if len(floats) < len(made):
+        with pytest.raises(assay.Mismatch, match="integers differ"):
+            case.check({**{path: y if path in floats else y + 1 for path, y in made.items()}, **gradients})
 
 
 def test_what_no_program_has_is_refused_with_its_line():
@@ -566,7 +593,7 @@ REFUSED = {
     "no whole numbers": (lambda x, i: x[i], {"x": X, "i": torch.ones(0, dtype=torch.int64)}, {}, r"i is \[0\], expected a tensor with numbers"),
     "complex": (lambda x: x * 2, {"x": X.to(torch.complex64)}, {}, "x of the example is of torch.complex64"),
     "raises": (lambda x: x * {}["a"], {"x": X}, {}, "KeyError: 'a'"),
-    "whole numbers alone": (lambda x: x.argmax(-1), {"x": X}, {}, "all results are whole numbers, expected one that is computed of them, too"),
+    "whole numbers alone": (lambda x: x.argmax(-1), {"x": X}, {}, "all results are a choice, expected one that is computed of it, too"),
     "2-D": (lambda x: F.conv2d(x[None, None], x[None, None, :2, :2]), {"x": X}, {}, "2-D and 3-D convolutions and pooling are none of its steps"),
     "parameter": (LAYER.forward, {"input": X}, {}, r"a parameter \[8\] of a module, which is none of the function's arguments: torch.func.functional_call makes it one"),
     "global": (lambda x: x @ SQUARE, {"x": X}, {}, r"mm: a tensor \[8, 8\] that is none of the function's arguments: give it as one"),

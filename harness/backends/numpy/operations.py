@@ -7,7 +7,7 @@ from kernels_basic import GatedMlp, grouped_product, permute, layer_norm, rms_no
 from kernels_cache import cache_append, caches
 from kernels_moe import Router, expert_checkpoints, gradient_checkpoints, moe
 from kernels_quantize import Operand, dequantize, operands, quantize
-from programs import run_program
+from programs import Program, run_program
 from quant_recipes import Recipe
 from request import Unsupported
 from storage import is_statistic
@@ -277,7 +277,8 @@ def run(ar, request):
     if request.op == "program":
         with np.errstate(all="ignore"):
             made = run_program(ar, request)
-        as_is = {path for path, x in made.items() if is_statistic(path) or np.asarray(x).dtype.kind == "i"}
+        kept = Program(request.yaml).kept
+        as_is = {path for path, x in made.items() if is_statistic(path) or kept.get(path.split("/")[1]) and path.startswith("outputs/") or np.asarray(x).dtype.kind == "i"}
         choices = {path: x for path, x in made.items() if path.startswith("routing/")}
         return choices | {path: made[path] if path in as_is else ar.result(np.asarray(made[path])) for path in request.expects if path in made}
     s.need(request.op in OPERATIONS, "no " + request.op)

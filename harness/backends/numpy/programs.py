@@ -17,7 +17,7 @@ from request import Unsupported
 from storage import is_statistic
 
 CONSTANTS = {"true": True, "false": False}
-EXACT = ("add", "sub", "mul", "maximum", "minimum", "neg", "abs", "square", "where", "rearrange", "reshape", "detach", "slice", "concatenate", "max")  # of whole numbers
+EXACT = ("add", "sub", "mul", "maximum", "minimum", "neg", "abs", "square", "where", "rearrange", "reshape", "detach", "slice", "concatenate", "max", "gather", "pick", "cumsum")  # of whole numbers
 
 
 class Tensor:
@@ -34,6 +34,8 @@ class Program:
         self.sums = dict(re.findall(r"(\w+): (\w+)", (re.search(r"^accumulate: \{(.*)\}$", yaml, re.M) or [0, ""])[1]))
         self.axes = {name: axes.replace(", ", "") for name, axes in re.findall(r"^  (\w+): \{axes: \[([\w, ]*)\]", yaml, re.M)}
         self.steps, self.outputs = (self.lines(yaml, key) for key in ("steps", "outputs"))
+        types = dict(re.findall(r"([\w/]+)'?: (\w+)", (re.search(r"^dtypes: \{(.*)\}$", yaml, re.M) or [0, ""])[1]))
+        self.kept = {name: types.get(name, types.get(f"outputs/{name}")) for name in self.outputs}
 
     def operand_axes(self, _settings, path, rank):
         """How the first product that reads the tensor takes it: leading axes of matrices, axes of their rows, whether it sums over these."""
@@ -97,7 +99,7 @@ class Machine:
     def run(self, lines):
         for name, text in lines.items():
             self.line, self.ar = name, self.plain.with_sums(self.p.sums[name]) if name in self.p.sums else self.plain
-            self.fused = name in self.p.fused or any(is_statistic("outputs/" + output) for output, of in self.p.outputs.items() if name in (output, of))
+            self.fused = name in self.p.fused or any(is_statistic("outputs/" + output) or self.p.kept[output] for output, of in self.p.outputs.items() if name in (output, of))
             yield name, self.evaluate(ast.parse(text, mode="eval").body)
 
     # axes
@@ -415,6 +417,12 @@ class Machine:
         best = np.argsort(-x.value, -1, kind="stable")[..., : self.p.sizes[axes[-1]]]
         return x.axes[:-1] + axes[-1], best.astype(np.int32), None
 
+    def step_index(self, x):
+        return x.axes, x.value.astype(np.int32), None
+
+    def step_iota(self, axes):
+        return axes, np.arange(self.p.sizes[axes], dtype=np.int32), None
+
     def step_argsort(self, axes, x):
         return axes, np.argsort(x.value.reshape(-1), kind="stable").astype(np.int32), None
 
@@ -543,7 +551,7 @@ def run_program(ar, request):
             made[f"routing/{name}/top_k"] = t.value
     steps = dict(m.named)
     for name, t in m.run(p.outputs):
-        made["outputs/" + name] = t.value
+        made["outputs/" + name] = rounded(p.kept[name], t.value).astype(t.value.dtype) if p.kept[name] else t.value
         m.add(t, given.get("cotangents/" + name))
     made.update(m.codes)
     m.differentiate()
