@@ -36,8 +36,9 @@ typedef struct assay_model_config {
     bool is_set[ASSAY_MODEL_KEYS];          /* by a model or over it; what is not given is left open */
     assay_text maxtext[ASSAY_MAXTEXT_KEYS]; /* of keys that are none of a case, where they might change something */
     bool weigh_biased, undivided, masked_at_zero, division_detached, router_detached,
-        windows_in_odd_layers; /* no keys: what no model does, and mutants */
-    double gate_alpha;         /* none either: of GPT-OSS's gate; 0 is 1.702 */
+        windows_in_odd_layers;                     /* no keys: what no model does, and mutants */
+    const struct assay_quant_recipe *other_recipe; /* and instead of the named one (mutants) */
+    double gate_alpha;                             /* none either: of GPT-OSS's gate; 0 is 1.702 */
     assay_attention_variant attention_variant;
     bool value_last; /* of a cache of latents: a value is the last numbers of its key */
     struct {

@@ -5,7 +5,6 @@
 
 #include "harness/mutants/mutants_tensors.h"
 #include "oracle/base/memory.h"
-#include "oracle/ops/quant_recipe.h"
 
 int64_t assay_tensor_width(const assay_tensor *tensor)
 {
@@ -440,22 +439,6 @@ static bool change_key(const assay_key_change *change, assay_model_config *confi
     return after != before;
 }
 
-/* The recipe with the first of these bugs that it can have. */
-bool assay_change_recipe(const char *bugs, assay_text *recipe)
-{
-    for (const char *at = bugs; *at != '\0'; at += strspn(at, " ")) {
-        char name[ASSAY_TEXT_SIZE];
-        const size_t length = strcspn(at, " ");
-        snprintf(name, sizeof name, "%.40s %.*s", recipe->text, (int)length, at);
-        if (assay_quant_recipe_by_name(name) != NULL) {
-            memcpy(recipe->text, name, sizeof name);
-            return true;
-        }
-        at += length;
-    }
-    return false;
-}
-
 bool assay_mutant_changes_configuration(const assay_mutant *mutant)
 {
     return mutant->keys[0].how != ASSAY_KEY_STAYS || mutant->sets[0] != 0 || mutant->recipe_bug != NULL ||
@@ -470,6 +453,6 @@ bool assay_mutant_configure(const assay_mutant *mutant, assay_case *c)
         changed |= mutant->keys[i].how != ASSAY_KEY_STAYS && change_key(&mutant->keys[i], &c->config);
     for (int i = 0; i < ASSAY_MUTANT_KEYS; i++)
         if (mutant->sets[i] != 0) *((bool *)&c->config + mutant->sets[i]) = true;
-    if (mutant->recipe_bug != NULL) changed = assay_change_recipe(mutant->recipe_bug, &c->config.quant_recipe);
+    if (mutant->recipe_bug != NULL) changed = assay_change_recipe(mutant->recipe_bug, &c->config);
     return changed && (mutant->configure == NULL || mutant->configure(c));
 }

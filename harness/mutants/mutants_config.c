@@ -115,7 +115,7 @@ bool assay_edit_other_scale_rounding(assay_case *c)
 /* Where it cannot be left out it is one that quantises nothing. */
 bool assay_edit_recipe_ignored(assay_case *c)
 {
-    if (assay_case_gathers_codes(c)) return assay_change_recipe("ignored", &c->config.quant_recipe);
+    if (assay_case_gathers_codes(c)) return assay_change_recipe("ignored", &c->config);
     const bool there = c->config.quant_recipe.text[0] != '\0';
     c->config.quant_recipe.text[0] = '\0';
     if (c->config.quant_hidden_format.text[0] == '\0')

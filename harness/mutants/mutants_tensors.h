@@ -237,7 +237,8 @@ assay_status assay_mutant_change_stage(assay_context *ctx, const assay_mutant *m
 assay_status assay_mutant_requantise(assay_context *ctx, const assay_mutant *mutant, const assay_plan *plan,
                                      const assay_source *in, assay_tensor_set *staged, bool *applies);
 /* The recipe with the first of these bugs that it can have. */
-bool assay_change_recipe(const char *bugs, assay_text *recipe);
+/* The recipe with the first of these bugs that it can have (mutant_recipes.c). */
+bool assay_change_recipe(const char *bugs, assay_model_config *config);
 bool assay_is_swizzled(const assay_mutation *m, const assay_tensor *tensor);
 bool assay_scale_values(assay_tensor *tensor, double factor); /* false: by 1 */
 /* Of cases (mutants_cases.c). */

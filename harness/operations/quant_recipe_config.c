@@ -57,7 +57,8 @@ static assay_status refuse_formats(assay_context *ctx, const assay_case *c, cons
 assay_status assay_quant_recipe_config_of(assay_context *ctx, const assay_case *c, assay_quant_recipe_config *config)
 {
     const assay_model_config *m = &c->config;
-    *config = (assay_quant_recipe_config){.recipe = assay_quant_recipe_by_name(m->quant_recipe.text),
+    const assay_quant_recipe *named = assay_quant_recipe_by_name(m->quant_recipe.text);
+    *config = (assay_quant_recipe_config){.recipe = named != NULL && m->other_recipe != NULL ? m->other_recipe : named,
                                           .powers = strcmp(m->quant_scale_rounding.text, "up") == 0,
                                           .type = c->dtype};
     if (config->recipe == NULL) return ASSAY_OK;

@@ -64,6 +64,7 @@ bool bs_wants(const bs_run *run, int64_t layer, const char *folder, const char *
 /* Graphs of what is computed within a shard (batch_split_steps.h). */
 typedef enum bs_steps_kind {
     BS_STEPS_NONE,
+    BS_STEPS_SUM,       /* moe_inputs, experts_out -> outputs: the second addition of a layer */
     BS_STEPS_ATTENTION, /* layer_inputs, angles -> mla_out, attn_out, lse: a layer up to its second norm */
     BS_STEPS_GATE,      /* x_norm -> logits */
     BS_STEPS_NORM,      /* mla_out -> x_norm */

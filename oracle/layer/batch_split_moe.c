@@ -120,7 +120,6 @@ assay_status bs_stage_route_bwd(assay_context *ctx, const bs_layer *at, bs_micro
     const int64_t count = bs_count(at->run, MB_MLA_OUT);
     MUST(bs_shared_expert_and_route_bwd(ctx, at, b, d));
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, d->values[MB_MLA_OUT]);
-    if (layer_adds_block(ctx))
-        layer_add(ctx, d->values[MB_MLA_OUT], d->values[MB_MOE_INPUTS], d->values[MB_MLA_OUT], count);
+    layer_add(ctx, d->values[MB_MLA_OUT], d->values[MB_MOE_INPUTS], d->values[MB_MLA_OUT], count);
     return ASSAY_OK;
 }

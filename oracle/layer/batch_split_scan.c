@@ -109,7 +109,9 @@ static void move_last(bs_microbatch *to, bs_microbatch *from)
 static assay_status unroute_last(assay_context *ctx, assay_batch_split *split, int64_t layer, bs_microbatch *last)
 {
     const int64_t m = split->run.factor - 1;
-    const bs_layer at = {.run = &split->run};
+    bs_steps steps[BS_STEPS_SUM + 1];
+    const bs_layer at = {.run = &split->run, .steps = steps};
+    bs_sum_steps(&steps[BS_STEPS_SUM], &split->run);
     MUST(assay_schedule_add(ctx, &split->run.schedule, false, ASSAY_STAGE_UNROUTE, split->first + layer, m));
     bs_lend(last, MB_OUTPUTS, split->xs[m]);
     MUST(bs_unroute_ubatch(ctx, &at, last));
@@ -204,7 +206,9 @@ static assay_status advance(assay_context *ctx, assay_batch_split *split, int64_
 static assay_status unroute_last_bwd(assay_context *ctx, assay_batch_split *split, int64_t layer, bs_microbatch *d_last)
 {
     const int64_t m = split->run.factor - 1;
-    const bs_layer at = {.run = &split->run};
+    bs_steps steps[BS_STEPS_SUM + 1];
+    const bs_layer at = {.run = &split->run, .steps = steps};
+    bs_sum_steps(&steps[BS_STEPS_SUM], &split->run);
     bs_microbatch last = {0};
     MUST(assay_schedule_add(ctx, &split->run.schedule, true, ASSAY_STAGE_UNROUTE_BWD, split->first + layer, m));
     bs_lend_indices(&last, MB_ROLLED, split->selected_experts[layer]);

@@ -159,24 +159,22 @@ assay_status bs_compute_bwd(assay_context *ctx, const bs_layer *at, bs_microbatc
 
 assay_status bs_unroute_ubatch(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
-    const bs_run *run = at->run;
-    const int64_t count = bs_count(run, MB_OUTPUTS);
+    static const bs_tensor outputs[] = {MB_OUTPUTS, MB_NONE};
+    const int64_t count = bs_count(at->run, MB_OUTPUTS);
     MUST(bs_unroute(ctx, at, b));
-    MUST(bs_make(ctx, run, b, MB_OUTPUTS));
     double *experts = b->values[MB_EXPERTS_OUT];
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, experts);
     layer_add(ctx, experts, experts, b->values[MB_SHARED_OUT], count);
-    layer_add_block(ctx, b->values[MB_OUTPUTS], b->values[MB_MOE_INPUTS], experts, count);
+    MUST(bs_steps_forward(ctx, at, BS_STEPS_SUM, b, outputs));
     bs_drop(b, MB_EXPERTS_OUT);
     return ASSAY_OK;
 }
 
 assay_status bs_unroute_ubatch_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
-    const bs_run *run = at->run;
-    MUST(bs_copy(ctx, run, d, MB_MOE_INPUTS, MB_OUTPUTS));
-    MUST(bs_copy(ctx, run, d, MB_SHARED_OUT, MB_OUTPUTS));
-    bs_lend(d, MB_EXPERTS_OUT, d->values[MB_OUTPUTS]);
+    static const bs_tensor terms[] = {MB_MOE_INPUTS, MB_EXPERTS_OUT, MB_NONE};
+    MUST(bs_steps_backward(ctx, at, BS_STEPS_SUM, b, d, terms));
+    MUST(bs_copy(ctx, at->run, d, MB_SHARED_OUT, MB_EXPERTS_OUT));
     MUST(bs_unroute_bwd(ctx, at, b, d));
     bs_drop(d, MB_EXPERTS_OUT);
     return ASSAY_OK;

@@ -77,6 +77,15 @@ static void norm_steps(bs_steps *s, const bs_run *run)
     graph_end(g, s->of[MB_X_NORM], GRAPH_STORED);
 }
 
+void bs_sum_steps(bs_steps *s, const bs_run *run)
+{
+    graph *g = begin(s, run, BS_WEIGHTS);
+    const int h = s->of[MB_MOE_INPUTS] = graph_input(g, "moe_inputs", "aSD");
+    const int y = s->of[MB_EXPERTS_OUT] = graph_input(g, "experts_out", "aSD");
+    s->of[MB_OUTPUTS] = graph_called(g, LAYER_SUM, graph_add(g, h, y));
+    graph_end(g, s->of[MB_OUTPUTS], GRAPH_STORED);
+}
+
 /* h is called as the module calls it. */
 static void shared_steps(bs_steps *s, const bs_run *run, const assay_quant_recipe_config *recipe)
 {
@@ -158,6 +167,7 @@ void bs_steps_open(bs_steps *steps, const assay_context *ctx, const bs_run *run,
     attention_steps(&steps[BS_STEPS_ATTENTION], run, alone ? recipe : NULL);
     gate_steps(&steps[BS_STEPS_GATE], run, recipe);
     norm_steps(&steps[BS_STEPS_NORM], run);
+    bs_sum_steps(&steps[BS_STEPS_SUM], run);
     shared_steps(&steps[BS_STEPS_SHARED], run, recipe);
     routed_steps(&steps[BS_STEPS_ROUTED], run, recipe, assay_uses_second_form(ctx) && recipe->recipe == NULL);
     if (alone) gmm_steps(&steps[BS_STEPS_GMM], run, recipe);

@@ -15,6 +15,8 @@ typedef struct bs_steps {
 /* recipe NULL: the configuration's. */
 void bs_attention_graph(graph *g, const bs_run *run, const assay_quant_recipe_config *recipe);
 
+void bs_sum_steps(bs_steps *s, const bs_run *run);
+
 /* [BS_STEPS_KINDS], by the recipe; alone: also those of functions by themselves. Of the routed experts the schedule weighs the rows that go into wo. A kernel that weighs those
  * that come out computes the same with other roundings, above all of a gradient that cancels in the product with wo: half of the
  * emulated runs are such a kernel. By a recipe it is not the same: what is quantised is h weighed. */

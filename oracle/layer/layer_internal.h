@@ -38,9 +38,6 @@ bool layer_wants_gradient(const stack_run *run, int64_t layer);
 bool layer_wants_boundary(const stack_run *run, const char *path);
 /* sum = a + b, which may be stored; sum may be a or b. */
 void layer_add(const assay_context *ctx, double *sum, const double *a, const double *b, int64_t count);
-/* The second addition of a layer under that schedule; whether there is one, which a mutant leaves out. */
-void layer_add_block(const assay_context *ctx, double *sum, const double *h, const double *block, int64_t count);
-bool layer_adds_block(const assay_context *ctx);
 
 /* Slots of the attention's checkpoints, in the order of the data flow; ASSAY_REMAT_LSE is one more. */
 enum { ATTENTION_FIRST = ASSAY_REMAT_QUERY_WA_PROJ, ATTENTION_LAST = ASSAY_REMAT_OUT_PROJ };

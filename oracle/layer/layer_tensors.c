@@ -5,7 +5,6 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
-#include "oracle/base/step_change.h"
 #include "oracle/layer/layer_internal.h"
 
 void assay_layer_prefix(const assay_stack_config *config, int64_t layer, char prefix[ASSAY_LAYER_PREFIX_SIZE])
@@ -72,19 +71,5 @@ void layer_add(const assay_context *ctx, double *sum, const double *a, const dou
         const int64_t end = count - first < PIECE ? count : first + PIECE;
         for (int64_t i = first; i < end; i++) sum[i] = a[i] + b[i];
         assay_round(ctx, ASSAY_ROUND_STORAGE, end - first, sum + first);
-    }
-}
-
-bool layer_adds_block(const assay_context *ctx)
-{
-    return !assay_step_is_changed(ctx, "add", LAYER_SUM);
-}
-
-void layer_add_block(const assay_context *ctx, double *sum, const double *h, const double *block, int64_t count)
-{
-    if (layer_adds_block(ctx)) {
-        layer_add(ctx, sum, h, block, count);
-    } else {
-        memcpy(sum, block, (size_t)count * sizeof *sum);
     }
 }

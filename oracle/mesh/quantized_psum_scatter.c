@@ -44,12 +44,10 @@ assay_status assay_quantized_psum_scatter_backward(assay_context *ctx, double *d
     for (int64_t i = 0; i < shards * parts * count; i++) {
         const int64_t shard = i / (parts * count), place = i % (parts * count), part = place / count;
         const int64_t from = assay_mesh_peer(mesh, shard, axis, part) * count + place % count;
-        int64_t of = from;
-        if (r != NULL && r->scales_of == ASSAY_SCALES_OF_NEXT_SHARD)
-            of = assay_mesh_peer(mesh, shard, axis, (part + 1) % parts) * count + place % count;
-        if (r != NULL && r->scales_of == ASSAY_SCALES_OF_RECEIVER)
-            of = shard * count + place / dims->columns / parts * dims->columns + place % dims->columns;
-        dx[i] = codes[from] * scale[of];
+        int64_t sender = part, of = place;
+        if (r != NULL && r->gathered != NULL)
+            r->gathered(assay_mesh_index(mesh, shard, axis), parts, dims->columns, &sender, &of);
+        dx[i] = codes[from] * scale[assay_mesh_peer(mesh, shard, axis, sender) * count + of % count];
     }
     return ASSAY_OK;
 }

@@ -37,22 +37,18 @@ typedef struct assay_quant_recipe_operand {
     assay_dtype element;              /* ROWS, COLUMNS: a scale for each */
 } assay_quant_recipe_operand;
 
-/* Of codes that are gathered over shards; but for the first what a kernel does that has a bug. */
-typedef enum assay_quant_recipe_scales_of {
-    ASSAY_SCALES_OF_SENDER,
-    ASSAY_SCALES_OF_NEXT_SHARD,
-    ASSAY_SCALES_OF_RECEIVER
-} assay_quant_recipe_scales_of;
+/* Whose scale a code has that shard `own` of `shards` receives: *sender and the place among the sender's codes, whose rows
+ * have `columns`. */
+typedef void assay_gathered_scale(int64_t own, int64_t shards, int64_t columns, int64_t *sender, int64_t *place);
 
 typedef struct assay_quant_recipe {
     const char *name;
-    bool wrong;                      /* what a kernel does that has a bug: no case has it */
-    bool folds;                      /* scales of the other operand go onto dy before it is quantised */
-    bool parts_experts;              /* wrong: in a MoE block scales by column are of one expert each */
-    bool joins_slices;               /* wrong: scales are of all parts of a product, not of each its own */
-    assay_quant_recipe_operand x, w; /* forward; backward goes on from their codes */
+    bool folds;                                    /* scales of the other operand go onto dy before it is quantised */
+    bool each_group;                               /* scales of w by column are of one group each, not of all */
+    bool joins_slices;                             /* scales are of all slices of a product, not of each its own */
+    assay_quant_recipe_operand x, w;               /* forward; backward goes on from their codes */
     assay_quant_recipe_operand dx_dy, dw_x, dw_dy; /* of dx = dy w^T and dw = x^T dy */
-    assay_quant_recipe_scales_of scales_of;
+    assay_gathered_scale *gathered;                /* of codes that are gathered over shards; NULL: each has its own */
 } assay_quant_recipe;
 
 const assay_quant_recipe *assay_quant_recipe_by_name(const char *name); /* NULL: there is none */

@@ -24,19 +24,6 @@
 static const assay_quant_recipe recipes[] = {
     {"deepseek_v3", .dx_dy = ALONG_ROW, .dw_x = ALONG_COLUMN, .dw_dy = ALONG_COLUMN},
     {"fp8_full", FP8_FULL},
-
-    {"deepseek_v3 dw_along_rows", .wrong = true, .dx_dy = ALONG_ROW, .dw_x = ALONG_ROW, .dw_dy = ALONG_ROW},
-    {"deepseek_v3 forward_x", .wrong = true, .dx_dy = ALONG_ROW, .dw_dy = ALONG_COLUMN},
-    {"deepseek_v3 dx_along_columns", .wrong = true, .dx_dy = ALONG_COLUMN, .dw_x = ALONG_COLUMN, .dw_dy = ALONG_COLUMN},
-    {"deepseek_v3 e5m2", .wrong = true, .dx_dy = BLOCKS("fp8_e5m2_1x128"), .dw_x = ALONG_COLUMN, .dw_dy = ALONG_COLUMN},
-    {"fp8_full other_axis", .wrong = true, FORWARD_FP8, .folds = true, .dx_dy = E5M2(COLUMNS), .dw_dy = E5M2(ROWS)},
-    {"fp8_full e4m3", .wrong = true, FORWARD_FP8, .folds = true, .dx_dy = E4M3(ROWS), .dw_dy = E4M3(COLUMNS)},
-    {"fp8_full ignored", .wrong = true},
-    {"fp8_full next_shard", .wrong = true, FP8_FULL, .scales_of = ASSAY_SCALES_OF_NEXT_SHARD},
-    {"fp8_full receiver", .wrong = true, FP8_FULL, .scales_of = ASSAY_SCALES_OF_RECEIVER},
-    {"fp8_full each_expert", .wrong = true, FP8_FULL, .parts_experts = true},
-    {"fp8_full all_parts", .wrong = true, FP8_FULL, .joins_slices = true},
-    {"fp8_full scales_lost", .wrong = true, FORWARD_FP8, .dx_dy = E5M2(ROWS), .dw_dy = E5M2(COLUMNS)},
 };
 enum { RECIPES = sizeof recipes / sizeof *recipes };
 
@@ -49,7 +36,7 @@ const assay_quant_recipe *assay_quant_recipe_by_name(const char *name)
 
 bool assay_quant_recipe_joins_groups(const assay_quant_recipe *recipe)
 {
-    return recipe != NULL && recipe->w.scales == ASSAY_SCALES_COLUMNS && !recipe->parts_experts;
+    return recipe != NULL && recipe->w.scales == ASSAY_SCALES_COLUMNS && !recipe->each_group;
 }
 
 bool assay_calibration_of(const char *text, assay_calibration *calibration)
