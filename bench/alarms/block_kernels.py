@@ -316,8 +316,8 @@ def kda(k, q, k_, v, f, b, start, A_log, dt_bias, bounded=False):
             made.append(k.product("nk,nkv->nv", qc[0], state)[None])
             continue
         total = gc.cumsum(0)
-        if k.main == "factors":  # e^(G_t - G_0) and e^(G_0 - G_s), from the middle of the chunk on
-            middle = total[len(total) // 2]
+        if k.main == "factors":  # e^(G_t - G_0) and e^(G_0 - G_s), from the middle of the chunk on, which has no gradient
+            middle = total[len(total) // 2].detach()
             there, here = (total - middle).exp(), (middle - total).exp()
             of = lambda x: k.product("tnk,snk->nts", x * there, kc * here)
         else:
