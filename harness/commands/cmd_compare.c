@@ -2,17 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/backends/examine_file.h"
 #include "harness/commands/command.h"
 #include "harness/judge/judge.h"
-
-/* A golden's own results pass against it, and say nothing about any kernel. */
-static assay_status check_candidate(assay_context *ctx, const assay_fixture_reader *candidate, const char *path)
-{
-    const char *kind = assay_fixture_text(candidate, "kind");
-    if (kind == NULL || strcmp(kind, "golden") != 0) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: kind is golden, expected candidate: no backend's results", path);
-}
 
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
 {
@@ -23,9 +14,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     OWNED_BY(assay_report_free) assay_report report = {0};
     OWNED char *text = NULL;
     MUST(assay_golden_open(ctx, golden_path, &golden));
-    MUST(assay_examine_file(ctx, candidate_path));
-    MUST(assay_fixture_open(ctx, candidate_path, &candidate));
-    MUST(check_candidate(ctx, candidate, candidate_path));
+    MUST(assay_command_open_candidate(ctx, candidate_path, &candidate));
     MUST(assay_command_profile(ctx, options, golden.reader, assay_dtype_name(golden.c->dtype), &profile));
     const assay_judging how = {.profile = &profile,
                                .false_alarm = options->false_alarm,

@@ -227,7 +227,7 @@ static assay_status work(assay_context *ctx, tolerances *t, const assay_toleranc
     assay_status status;
     t->given = &given;
     t->missed_names = cJSON_CreateArray();
-    TRY(assay_given_golden_open(&own, t->options, c, stored, &given));
+    TRY(assay_given_golden_open(&own, t->options, c, stored, NULL, &given));
     if (given.golden.plan.list.sketched_count > 0)
         TRY(assay_fail(&own, ASSAY_BAD_INPUT, "%s holds sketches of gradients: --set sketch_above=0", c->name));
     own.threads = given.threads;

@@ -9,6 +9,7 @@
 #include "cases/yaml_reader.h"
 #include "compare/profile_yaml.h"
 #include "fixtures/atomic_file.h"
+#include "harness/backends/examine_file.h"
 #include "harness/backends/server.h"
 
 int assay_exit_of(assay_verdict verdict)
@@ -122,6 +123,15 @@ assay_status assay_command_check_reports(assay_context *ctx, const assay_options
         assay_atomic_file_abandon(&file);
     }
     return ASSAY_OK;
+}
+
+assay_status assay_command_open_candidate(assay_context *ctx, const char *path, assay_fixture_reader **candidate)
+{
+    MUST(assay_examine_file(ctx, path));
+    MUST(assay_fixture_open(ctx, path, candidate));
+    const char *kind = assay_fixture_text(*candidate, "kind");
+    if (kind == NULL || strcmp(kind, "golden") != 0) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: kind is golden, expected candidate: no backend's results", path);
 }
 
 assay_status assay_command_write_json(assay_context *ctx, const char *path, const struct cJSON *root)

@@ -23,7 +23,7 @@ typedef struct assay_command {
 extern const assay_command assay_command_list, assay_command_convert, assay_command_show, assay_command_generate,
     assay_command_request, assay_command_compare, assay_command_run, assay_command_fuzz, assay_command_verify,
     assay_command_power, assay_command_check, assay_command_trace, assay_command_calibrate, assay_command_shared_object,
-    assay_command_tolerance;
+    assay_command_tolerance, assay_command_between;
 
 /* The exit status of a verdict. */
 int assay_exit_of(assay_verdict verdict);
@@ -32,6 +32,10 @@ int assay_exit_of(assay_verdict verdict);
  * golden's grid. */
 assay_status assay_command_profile(assay_context *ctx, const assay_options *options, const assay_fixture_reader *golden,
                                    const char *dtype_name, assay_profile *profile);
+
+/* A candidate's file, read in a process of its own first. A golden's own results pass against it, and say nothing about any kernel:
+ * refused. */
+assay_status assay_command_open_candidate(assay_context *ctx, const char *path, assay_fixture_reader **candidate);
 
 /* Refuses a --backend that is neither kind, or with --serve no server's command. */
 assay_status assay_command_backend_check(assay_context *ctx, const assay_options *options);

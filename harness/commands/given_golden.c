@@ -13,11 +13,13 @@ static assay_status open_stored(assay_context *ctx, const assay_options *options
     return assay_golden_load(ctx, &g->tensors, &g->golden.plan, g->golden.reader);
 }
 
-static assay_status evaluate(assay_context *ctx, const assay_options *options, assay_case *c, assay_given_golden *g)
+static assay_status evaluate(assay_context *ctx, const assay_options *options, assay_case *c, const char *beside,
+                             assay_given_golden *g)
 {
     MUST(assay_command_profile(ctx, options, NULL, assay_dtype_name(c->dtype), &g->profile));
     MUST(assay_case_set(ctx, c, "profiles=none"));
     MUST(assay_case_add_profile(ctx, c, g->profile.precision.name));
+    if (beside != NULL) MUST(assay_case_add_profile(ctx, c, beside));
     MUST(assay_plan_make_with(ctx, &g->plan, c, NULL, &g->profile));
     MUST(assay_inputs_open(ctx, &g->inputs, c, &g->plan.list, NULL));
     const assay_source given = assay_inputs_source(&g->inputs);
@@ -27,9 +29,9 @@ static assay_status evaluate(assay_context *ctx, const assay_options *options, a
 }
 
 assay_status assay_given_golden_open(assay_context *ctx, const assay_options *options, assay_case *c,
-                                     const char *stored, assay_given_golden *g)
+                                     const char *stored, const char *beside, assay_given_golden *g)
 {
-    MUST(stored != NULL ? open_stored(ctx, options, stored, g) : evaluate(ctx, options, c, g));
+    MUST(stored != NULL ? open_stored(ctx, options, stored, g) : evaluate(ctx, options, c, beside, g));
     g->threads = assay_plan_threads(ctx, &g->golden.plan);
     return ASSAY_OK;
 }

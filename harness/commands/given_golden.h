@@ -15,7 +15,8 @@ typedef struct assay_given_golden {
     int threads;              /* that the case is worth */
 } assay_given_golden;
 
-/* stored: the golden's path; NULL: `c` is no golden's. A case is evaluated at the profile alone. */
+/* stored: the golden's path; NULL: `c` is no golden's. A case is evaluated at the profile alone, and at `beside`, a built-in
+ * one, unless that is NULL. */
 assay_status assay_given_golden_open(assay_context *ctx, const assay_options *options, assay_case *c,
-                                     const char *stored, assay_given_golden *given);
+                                     const char *stored, const char *beside, assay_given_golden *given);
 void assay_given_golden_close(assay_given_golden *given); /* safe on a zeroed struct */

@@ -32,7 +32,8 @@ enum {
     ASSAY_OPT_TRUST = 1 << 21,       /* --trust */
     ASSAY_OPT_GRAPH = 1 << 22,       /* --graph, --svg */
     ASSAY_OPT_ALL = 1 << 23,         /* --all */
-    ASSAY_OPT_TOLERANCE = 1 << 24    /* --audit, --runs, --snippet */
+    ASSAY_OPT_TOLERANCE = 1 << 24,   /* --audit, --runs, --snippet */
+    ASSAY_OPT_BETWEEN = 1 << 25      /* --other-precision, --replay, --timeout, --memory */
 };
 
 /* Of --false-alarm, and of --timeout in seconds. */
@@ -45,7 +46,8 @@ typedef struct assay_options {
     bool quiet, color, json, verbose;
     const char *equivalence, *output, *inputs, *weights, *precision, *json_file, *junit_file, *html_file, *known_file,
         *svg_file, *backend, *keep, *folder;
-    const char *audit; /* of tolerance: a rule; NULL: the smallest are found */
+    const char *other_precision, *replay; /* of between */
+    const char *audit;                    /* of tolerance: a rule; NULL: the smallest are found */
     bool snippet;
     int64_t runs;             /* of correct kernels; 0: not said */
     const char *mutants_like; /* of power: a pattern; NULL: not said */

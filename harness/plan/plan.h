@@ -38,6 +38,9 @@ typedef struct assay_plan {
     const struct assay_stage_judge *by_stage; /* of that: who judges stages; NULL: nobody */
     const char *mutants_like; /* of the power: those alone that this pattern matches; NULL: all that are the case's */
     const struct assay_mutant_watch *watch; /* of the power: who sees what each mutant gives; NULL: nobody */
+    /* Error scales and null distributions are of the difference of two correct kernels: the profile's, less one of this profile, whose
+     * results are stored. NULL: of one kernel. */
+    const assay_profile *less;
     bool staged; /* a run stage by stage: every error scale is of the emulated runs, and routing weights have some */
     bool
         with_stages; /* candidates give checkpoints to be judged as stages: those that it does not hold are not unknown */

@@ -12,6 +12,7 @@
 import importlib
 from typing import Any
 
+from ._between import between
 from ._case import Case, Expected, Unsupported, case, names
 from ._correct import assert_correct
 from ._evaluate import Evaluation, evaluate
@@ -35,6 +36,7 @@ __all__ = [
     "Report",
     "Unsupported",
     "assert_correct",
+    "between",
     "bits",
     "case",
     "cases",

@@ -245,21 +245,35 @@ class Case:
         more = [] if audit is None else ["--audit", audit]
         return dict(self._answer("tolerance", "--precision", self.precision, "--runs", str(runs), *more)["fixtures"][0])
 
-    def _answer(self, command: str, *options: str) -> Any:
-        """What the program says of the golden as JSON."""
+    def _answer(self, command: str, *options: str, results: Sequence[Mapping[str, Any]] = ()) -> Any:
+        """What the program says of the golden, and of files with these results, as JSON."""
         from .__main__ import program
 
         with tempfile.TemporaryDirectory(prefix="assay-") as folder:
             golden, answer = (os.path.join(folder, name) for name in ("golden.h5", "answer.json"))
-            self.save(golden)
+            files = [os.path.join(folder, f"{i}.safetensors") for i in range(len(results))]
+            for file, tensors in zip(files, results):
+                _tensors.write(file, tensors)
+            if self.what.endswith((".h5", ".safetensors")):
+                golden = self.what
+            else:
+                self.save(golden)
             try:
-                made = subprocess.run([program(), command, golden, *options, "--json", answer], capture_output=True, text=True)
+                made = subprocess.run([program(), command, golden, *files, *options, "--json", answer], capture_output=True, text=True)
             except OSError as error:
                 raise lib.BadInput(f"{command}: {program()}: {error.strerror}") from error
             if not os.path.exists(answer):
                 raise lib.BadInput(f"{command}: {made.stderr.strip()}")
-            with open(answer) as file:
-                return json.load(file)
+            with open(answer) as text:
+                return json.load(text)
+
+    def _at(self, profiles: Sequence[str]) -> Case:
+        """The same case with these profiles and all checkpoints; a golden is as it is."""
+        if self.what.endswith((".h5", ".safetensors")):
+            return self
+        options = {**self._options, "inputs": self._options["inputs"] if self._arrays is None else self._arrays}
+        sets = (*self._sets, f"profiles={json.dumps(list(dict.fromkeys(profiles)))}", "checkpoints=[all]")
+        return Case(self.what, sets, profiles[0], **options)
 
     def judge(
         self, results: Mapping[str, Any], precision: str | None = None, gradients: bool = True, only: str | Iterable[str] = ()
