@@ -298,7 +298,7 @@ const assay_operation assay_op_cache_append = {.name = "cache_append",
                                                .axis_size = axis_size,
                                                .describe = describe,
                                                .derive = derive,
-                                               .forward = forward,
+                                               .compute = forward,
                                                .used_rows = used_rows,
                                                .second_form = {.form = quad_cache_append},
                                                .count = {"Tl", 2, 2}};

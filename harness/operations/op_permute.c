@@ -117,7 +117,7 @@ const assay_operation assay_op_permute = {.name = "permute",
                                           .config_of = config_of,
                                           .axis_size = axis_size,
                                           .describe = describe_permute,
-                                          .forward = permute,
+                                          .compute = permute,
                                           .second_form = {.form = quad_permute},
                                           .count = {"rD", 2, 4}};
 
@@ -127,6 +127,6 @@ const assay_operation assay_op_unpermute = {.name = "unpermute",
                                             .config_of = config_of,
                                             .axis_size = axis_size,
                                             .describe = describe_unpermute,
-                                            .forward = unpermute,
+                                            .compute = unpermute,
                                             .second_form = {.form = quad_unpermute},
                                             .count = {"rD", 2, 4}};

@@ -184,7 +184,7 @@ const assay_operation assay_op_quantize = {.name = "quantize",
                                            .config_of = quantize_config_of,
                                            .axis_size = axis_size,
                                            .describe = describe_quantize,
-                                           .forward = quantize,
+                                           .compute = quantize,
                                            .second_form = {.form = quad_quantize},
                                            .count = {"TD", 2, 2}};
 
@@ -194,6 +194,6 @@ const assay_operation assay_op_dequantize = {.name = "dequantize",
                                              .config_of = config_of,
                                              .axis_size = axis_size,
                                              .describe = describe_dequantize,
-                                             .forward = dequantize,
+                                             .compute = dequantize,
                                              .second_form = {.form = quad_dequantize},
                                              .count = {"TD", 2, 2}};

@@ -309,6 +309,6 @@ const assay_operation assay_op_routing = {.name = "routing",
                                           .config_of = config_of,
                                           .axis_size = assay_block_axis_size,
                                           .describe = describe,
-                                          .forward = forward,
+                                          .compute = forward,
                                           .second_form = {.form = quad_routing},
                                           .count = {"BSDE", 2, 6}};

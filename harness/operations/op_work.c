@@ -2,11 +2,6 @@
 
 #include "harness/operations/op_block.h"
 
-static bool is_gradient(const assay_tensor_spec *spec)
-{
-    return spec->role == ASSAY_ROLE_GRADIENT;
-}
-
 /* Reads what there is of all that the operation is given, and has room for its results. */
 static assay_status open_work(assay_context *ctx, assay_work *w, const assay_operation *operation)
 {
@@ -37,26 +32,15 @@ int32_t *assay_i32(const assay_work *w, const char *path)
     return tensor == NULL ? NULL : tensor->indices;
 }
 
-/* What is wanted of the results: gradients, or all others. */
-static assay_status write_work(assay_context *ctx, const assay_work *w, bool gradients)
+static assay_status write_results(assay_context *ctx, const assay_work *w)
 {
     for (int i = 0; i < w->tensors.count; i++) {
         const assay_tensor *t = &w->tensors.items[i];
-        if (assay_role_is_input(t->spec.role) || is_gradient(&t->spec) != gradients) continue;
+        if (assay_role_is_input(t->spec.role)) continue;
         MUST(t->indices != NULL ? assay_write_result_i32(ctx, w->out, t->spec.path, t->count, t->indices)
                                 : assay_write_result(ctx, w->out, t->spec.path, t->count, t->values));
     }
     return ASSAY_OK;
-}
-
-static bool wants_gradients(const assay_work *w)
-{
-    bool wants = false;
-    for (int i = 0; i < w->tensors.count; i++) {
-        const assay_tensor_spec *spec = &w->tensors.items[i].spec;
-        wants |= is_gradient(spec) && assay_wants(w->out, spec->path);
-    }
-    return wants;
 }
 
 assay_status assay_work_run(assay_context *ctx, const assay_operation *operation, const assay_case *c,
@@ -64,11 +48,8 @@ assay_status assay_work_run(assay_context *ctx, const assay_operation *operation
 {
     OWNED_BY(close_work) assay_work w = {.c = c, .config = config, .in = in, .out = out};
     MUST(open_work(ctx, &w, operation));
-    MUST(operation->forward(ctx, &w));
-    MUST(write_work(ctx, &w, false));
-    if (operation->backward != NULL && wants_gradients(&w)) MUST(operation->backward(ctx, &w));
-    MUST(write_work(ctx, &w, true));
-    return ASSAY_OK;
+    MUST(operation->compute(ctx, &w));
+    return write_results(ctx, &w);
 }
 
 /* All tensors twice, they and what functions keep; by a recipe codes, scales and numbers of operands besides. More than any machine

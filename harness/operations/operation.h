@@ -76,9 +76,8 @@ typedef struct assay_operation {
     /* Evaluation is one of three. A graph (op_block.c), of the case or of what one shard of its mesh has of it; with `run` it is what
      * people are shown; */
     void (*graph)(const void *config, bool one_shard, graph *g);
-    /* or functions of tensors in memory (op_work.h); backward, where a gradient is wanted, NULL: forward makes them too; */
-    assay_status (*forward)(assay_context *ctx, const assay_work *w);
-    assay_status (*backward)(assay_context *ctx, const assay_work *w);
+    /* or a function of tensors in memory (op_work.h), which makes all results of what is given; */
+    assay_status (*compute)(assay_context *ctx, const assay_work *w);
     /* or a function from source to sink: tensors and results by the paths of describe. */
     assay_status (*run)(assay_context *ctx, const assay_case *c, const void *config, const assay_source *in,
                         const assay_sink *out);

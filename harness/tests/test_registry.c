@@ -9,7 +9,7 @@ TEST(rows_are_whole)
 {
     for (int i = 0; assay_operations[i] != NULL; i++) {
         const assay_operation *op = assay_operations[i];
-        const int evaluations = (op->graph != NULL && op->run == NULL) + (op->forward != NULL) + (op->run != NULL);
+        const int evaluations = (op->graph != NULL && op->run == NULL) + (op->compute != NULL) + (op->run != NULL);
         const bool drawn = op->graph != NULL;
         const bool whole = op->config_of != NULL && (drawn || op->describe != NULL) &&
                            (drawn || op->operations != NULL || op->count.axes != NULL) &&
