@@ -247,6 +247,70 @@ def weighed_hidden_codes(k, x, weight, group_sizes, gate, up, down):
     return {"y": by_group(k, quantised(k, "q", h, QUANTISERS["mxfp8_e4m3"]), down, group_sizes)}
 
 
+def moe_align(k, x, ids, size=4, experts=5):
+    """The ways in which kernels find a copy's place among those of its expert."""
+    flat, copies = ids.flatten(), ids.numel()
+    count = torch.bincount(flat, minlength=experts)
+    blocks = -(-count // size)
+    begin = (blocks.cumsum(0) - blocks) * size
+    if k.main == "sorted":
+        order = flat.argsort(stable=True)
+        rank = torch.empty_like(order)
+        rank[order] = torch.arange(copies) - (count.cumsum(0) - count)[flat[order]]
+    elif k.main == "one-hot":
+        rank = F.one_hot(flat, experts).cumsum(0)[torch.arange(copies), flat] - 1
+    else:
+        rank = torch.tensor([int((flat[:i] == flat[i]).sum()) for i in range(copies)])
+    sorted_ids = torch.full((copies + experts * (size - 1) + size - 1,), copies)[: 8 * size]
+    sorted_ids[begin[flat] + rank] = torch.arange(copies)
+    expert_ids = torch.full((8,), -1)
+    expert_ids[: int(blocks.sum())] = torch.arange(experts).repeat_interleave(blocks)
+    rows = torch.cat([x.repeat_interleave(ids.shape[1], 0), torch.zeros_like(x[:1])])
+    return {"sorted_ids": sorted_ids, "expert_ids": expert_ids, "padded": blocks.sum() * size, "y": rows[sorted_ids]}
+
+
+def dispatch_combine(k, x, back, ids, ranks=4, each=2):
+    tokens = len(x)
+    of = torch.where(ids >= 0, ids // each, -1)
+    sent = (of[..., None] == torch.arange(ranks)).any(1)
+    received, y = torch.zeros_like(back), torch.zeros_like(x)
+    lists = [sent[:, r].nonzero()[:, 0] for r in range(ranks)]
+    if k.main == "gathered":
+        place = (sent.cumsum(0) - 1).clamp(min=0)
+        received = torch.stack([torch.cat([x[rows], x.new_zeros(tokens - len(rows), x.shape[1])]) for rows in lists])
+        y = k.sum((back[torch.arange(ranks), place] * sent[..., None]).transpose(1, 2))
+    else:
+        turn = range(ranks)[:: -1 if k.main == "last rank first" else 1]
+        for r in turn:
+            received = received.index_put((torch.tensor(r), torch.arange(len(lists[r]))), x[lists[r]])
+            y = y.index_add(0, lists[r], back[r, : len(lists[r])])
+    return {"per_expert": torch.bincount(ids[ids >= 0], minlength=ranks * each), "per_rank": sent.sum(0), "in_rank": sent.long(), "received": received, "y": y}
+
+
+def eplb(k, load, parts, places=8, devices=4):
+    """As a list, an array or a heap has the loads; all in whole numbers: twelfths of a load."""
+    copies, of = [1] * len(load), list(range(len(load)))
+    replica = [0] * len(load)
+    for _ in range(places - len(load)):
+        most = max(range(len(load)), key=lambda e: (load[e] * (12 // copies[e]), -e))
+        of, replica = of + [most], replica + [copies[most]]
+        copies[most] += 1
+    own = [int(load[e]) * (12 // copies[e]) for e in of]
+    order = sorted(range(places), key=lambda p: -own[p])
+    filled, loads = [[] for _ in range(devices)], [0] * devices
+    for p in order:
+        room = [g for g in range(devices) if len(filled[g]) < places // devices]
+        if k.main == "heap":
+            least = sorted((loads[g], g) for g in room)[0][1]
+        else:
+            least = room[int(np.argmin([loads[g] for g in room]))] if k.main == "array" else min(room, key=loads.__getitem__)
+        filled[least].append(p)
+        loads[least] += own[p]
+    rows = [p for device in filled for p in device]
+    whole = lambda numbers: torch.tensor(numbers)
+    return {"copies": whole(copies), "expert": whole([of[p] for p in rows]), "replica_of": whole([replica[p] for p in rows]), "y": whole(loads).to(k.ar.wide) / 12}
+
+
 def lora_by_token(k, x, adapter, number, w, a, b):
     factor = 4 / 3**0.5
     if k.main == "sorted":
@@ -377,6 +441,9 @@ KERNELS = {
     "indexer-loss-sparse": (indexer_loss_sparse, ("products", "heads in turn", "log softmax"), {}),
     "indexer-codes": (indexer_codes, ("matrix", "sums and differences", "scales behind"), {}),
     "weighed-hidden-codes": (weighed_hidden_codes, ("groups", "gathered", "gate and up as one"), {}),
+    "moe-align": (moe_align, ("sorted", "one-hot", "counted"), {}),
+    "dispatch-combine": (dispatch_combine, ("gathered", "first rank first", "last rank first"), {}),
+    "eplb": (eplb, ("list", "array", "heap"), {}),
     "lora-by-token": (lora_by_token, LORA, {}), "lora-experts": (lora_experts, ("groups", "gathered", "weight on each"), {}),
     "mtp": (mtp, ROWS, {}), "kda": (kda, DELTA, {}), "kda-bounded": (kda, DELTA, {"bounded": True}),
     "compressed-attention": (compressed_attention, ("columns", "sink as a factor", "parts"), {}),

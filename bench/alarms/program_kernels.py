@@ -596,12 +596,13 @@ def evaluated(k, kernel, tensors, expects, unrounded=()):
         if x.requires_grad and not x.is_leaf:
             x.retain_grad()
     if any(path.startswith("cotangents/") for path in leaves):
-        torch.autograd.backward(list(outputs.values()), [leaves["cotangents/" + p[8:]].reshape(x.shape) for p, x in outputs.items()])
+        ends = [p for p in outputs if outputs[p].requires_grad]  # not what follows from whole numbers
+        torch.autograd.backward([outputs[p] for p in ends], [leaves["cotangents/" + p[8:]].reshape(outputs[p].shape) for p in ends])
     for path in expects:
         of = leaves.get(path[len("gradients/"):], k.ar.checkpoints.get(path[len("gradients/"):])) if path.startswith("gradients/") else None
         if of is not None:
             results[path] = torch.zeros_like(of) if of.grad is None else of.grad
-    return {**k.choice, **k.codes, **{p: (x.detach() if p in unrounded else k.ar.round(x.detach())).numpy() for p, x in results.items() if p in expects}}
+    return {**k.choice, **k.codes, **{p: (x.int() if not x.is_floating_point() else x.detach() if p in unrounded else k.ar.round(x.detach())).numpy() for p, x in results.items() if p in expects}}
 
 
 def mistakes(name, tensors, expects):

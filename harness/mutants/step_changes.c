@@ -250,9 +250,15 @@ static bool take_scale_rounding(const at *a)
 
 /* --- other inputs --- */
 
+static bool are_indices(const at *a, int tensor)
+{
+    return tensor_of(a, tensor)->integers || tensor_of(a, tensor)->role == GRAPH_INDICES;
+}
+
 static bool exchange(const at *a, int i)
 {
     const int x = a->step->in[i], y = a->step->in[i + 1];
+    if (x != 0 && y != 0 && are_indices(a, x) != are_indices(a, y)) return false;
     if (x == 0 || y == 0 || tensor_of(a, x)->read_in_slices || tensor_of(a, y)->read_in_slices) return false;
     if (!has_two_operands(a) && !are_alike(a, x, y)) return false;
     a->to->in[i] = y;
@@ -270,7 +276,7 @@ static bool read_else(const at *a, int i)
         const graph_tensor *other = tensor_of(a, t);
         const int far = abs(t - x) + ((other->step < 0) != (tensor_of(a, x)->step < 0) ? GRAPH_TENSORS : 0);
         const bool fits = t != x && are_alike(a, x, t) && !other->constant && !tensor_of(a, x)->constant &&
-                          (other->role == GRAPH_INDICES) == (tensor_of(a, x)->role == GRAPH_INDICES);
+                          are_indices(a, t) == are_indices(a, x);
         if (!fits || other->read_in_slices || other->quantised || far >= least) continue;
         found = t;
         least = far;

@@ -114,6 +114,11 @@ static const results_of NO_SUMS[] = {
     {"program/hyper-connections", "checkpoints/e"},
     {"program/mhc*", "checkpoints/flat"}, /* reshaped */
     {"program/hyper-connections-apart", "checkpoints/flat"},
+    {"program/moe-align", "[co]*"}, /* whole numbers, and rows of x */
+    {"program/dispatch-combine", "checkpoints/*"},
+    {"program/dispatch-combine", "outputs/[pir]*"},
+    {"program/eplb", "*"},
+    {"program/dispatch-combine", "gradients/inputs/back"},
     {"program/adamw", "*"}, /* number by number */
     {"program/muon*", "checkpoints/[bu]"},
     {"program/muon*", "outputs/buffer"},

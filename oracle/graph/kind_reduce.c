@@ -329,13 +329,14 @@ const graph_kind graph_kind_logsumexp = {.name = "logsumexp",
                                          .backward = logsumexp_backward};
 
 /* Sums of all up to each; every one of them may be rounded. */
-static void run_along(const assay_context *ctx, const lines *l, double *y, const double *x, bool back)
+/* Of whole numbers it is exact. */
+static void run_along(const assay_context *ctx, const lines *l, double *y, const double *x, bool back, bool exact)
 {
     double sum = 0;
     for (int64_t i = 0; i < l->count; i++) {
         const int64_t at = (back ? l->count - 1 - i : i) * l->step;
         sum += x[at];
-        if (i > 0) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &sum);
+        if (i > 0 && !exact) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &sum);
         y[at] = sum;
     }
 }
@@ -343,10 +344,11 @@ static void run_along(const assay_context *ctx, const lines *l, double *y, const
 static assay_status running_sum(assay_context *ctx, const graph_call *c, double *y, const double *x, bool back)
 {
     const lines l = lines_of(c);
+    const bool exact = c->graph->tensors[c->step->out[0]].constant;
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t line = 0; line < line_count(&l); line++) {
         const int64_t start = start_of(&l, line);
-        run_along(ctx, &l, y + start, x + start, back);
+        run_along(ctx, &l, y + start, x + start, back, exact);
     }
     return ASSAY_OK;
 }
