@@ -9,9 +9,12 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as v4
 from transformers.models.deepseek_v32 import modeling_deepseek_v32 as v32
+from transformers.models.gemma3 import modeling_gemma3 as gemma3
+from transformers.models.gemma4 import modeling_gemma4 as gemma4
 from transformers.models.glm5_next import modeling_glm5_next as glm5
 from transformers.models.hy_v4 import modeling_hy_v4 as hy4
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi
+from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.mamba2 import modeling_mamba2 as mamba2
 
 from request import Unsupported
@@ -136,6 +139,39 @@ def compressed_attention(x, q, own, at, of, sign, first, wkv, wgate, bias, norm,
     return {"y": functional_call(projection, {"weight": wo.transpose(1, 2).flatten(0, 1)}, (o.reshape(1, tokens, groups, -1),))[0]}
 
 
+def layer(x, positions, family, chunks=None, **weights):
+    """Of Gemma 3 or 4 with a window of three, or of Llama 4 with chunks."""
+    heads, width, _ = weights["q_proj"].shape
+    sizes = {"hidden_size": x.shape[2], "intermediate_size": len(weights["gate"]), "num_attention_heads": heads, "num_key_value_heads": len(weights["k_proj"]), "head_dim": width,
+             "num_hidden_layers": 2, "vocab_size": 8}
+    place = torch.arange(x.shape[1])
+    seen = place[:, None] >= place
+    seen = seen & (chunks[:, :, None] == chunks[:, None]) if family == "llama4" else seen & (place[:, None] - place < 3)
+    told = {"attention_mask": torch.zeros(seen.shape, dtype=x.dtype).masked_fill(~seen, -torch.inf).reshape(-1, 1, *seen.shape[-2:])}
+    if family == "llama4":
+        config = llama4.Llama4TextConfig(**sizes, intermediate_size_mlp=sizes["intermediate_size"], moe_layers=[], num_local_experts=2, num_experts_per_tok=1)
+        made, turns = llama4.Llama4TextDecoderLayer, llama4.Llama4TextRotaryEmbedding(config)(x, positions)
+        names = {"before_mlp": "post_attention_layernorm", "gate": "feed_forward.gate_proj", "up": "feed_forward.up_proj", "down": "feed_forward.down_proj"}
+    else:
+        kinds = {"layer_types": ["sliding_attention", "full_attention"]}
+        if family == "gemma3":
+            config = gemma3.Gemma3TextConfig(**sizes, **kinds, query_pre_attn_scalar=width)
+            made, rotary = gemma3.Gemma3DecoderLayer, gemma3.Gemma3RotaryEmbedding
+        else:
+            config = gemma4.Gemma4TextConfig(**sizes, **kinds, global_head_dim=width, hidden_size_per_layer_input=0, num_kv_shared_layers=0)
+            made, rotary = gemma4.Gemma4TextDecoderLayer, gemma4.Gemma4TextRotaryEmbedding
+            told["shared_kv_states"] = {}
+        turns = rotary(config)(x, positions, "sliding_attention")
+        names = {"before_mlp": "pre_feedforward_layernorm", "behind_attention": "post_attention_layernorm", "behind_mlp": "post_feedforward_layernorm",
+                 "q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm", "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"}
+    config._attn_implementation = "eager"
+    names["before_attention"] = "input_layernorm"
+    parameters = {f"self_attn.{name}.weight": weights[name].flatten(0, 1) for name in ("q_proj", "k_proj", "v_proj")}
+    parameters["self_attn.o_proj.weight"] = weights["o_proj"].flatten(1)
+    parameters.update({f"{there}.weight": weights[here] for here, there in names.items()})
+    return {"y": functional_call(made(config, 0), parameters, (x,), {"position_embeddings": turns, **told})}
+
+
 BLOCKS = {
     "mhc": (mhc, {}), "mhc-three-streams": (mhc, {}), "mhc-head": (mhc_head, {}), "hyper-connections-apart": (hyper_connections_apart, {}),
     "muon": (muon, {}), "muon-tall": (muon, {}), "adamw": (adamw, {}),
@@ -143,6 +179,7 @@ BLOCKS = {
     "ssd": (ssd, {}), "ssd-groups": (ssd, {"groups": 2}),
     "sparse-attention": (sparse_attention, {"rotated": 4, "count": 5}), "sparse-attention-odd": (sparse_attention, {"rotated": 2, "count": 3}),
     "kda": (kda, {}), "kda-bounded": (kda, {"bound": -5.0}), "compressed-attention": (compressed_attention, {}),
+    **{f"{family}-layer": (layer, {"family": family}) for family in ("gemma3", "gemma4", "llama4")},
 }
 
 

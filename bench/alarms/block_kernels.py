@@ -4,7 +4,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from program_kernels import QUANTISERS, Kernel, evaluated, nearest, quantised
+from program_kernels import QUANTISERS, Flash, Kernel, evaluated, nearest, quantised
 
 
 def seen_from(at, of):
@@ -247,6 +247,41 @@ def weighed_hidden_codes(k, x, weight, group_sizes, gate, up, down):
     return {"y": by_group(k, quantised(k, "q", h, QUANTISERS["mxfp8_e4m3"]), down, group_sizes)}
 
 
+def without_weight(k, x, epsilon):
+    return x * k.rsqrt(k.sum(x * x)[..., None] / x.shape[-1] + epsilon)
+
+
+def layer(k, x, positions, q_proj, k_proj, v_proj, o_proj, gate, up, down, before_attention, before_mlp, q_norm=None, k_norm=None, behind_attention=None, behind_mlp=None,
+          chunks=None, family="gemma3"):
+    """A layer of Gemma 3, Gemma 4 or Llama 4."""
+    llama, epsilon = family == "llama4", 1e-5 if family == "llama4" else 1e-6
+    norm = lambda x, w: x if w is None else k.rms_norm(x, w + 1 if family == "gemma3" else w, epsilon)
+    turn = lambda x: turned(x.flatten(0, 1), positions.flatten(), 500000.0 if llama else 10000.0, llama).reshape(x.shape)
+    n = k.step("n", norm(x, before_attention))
+    q, key, v = (k.product("btd,nhd->btnh", n, w) for w in (q_proj, k_proj, v_proj))
+    if llama:
+        q, key = (without_weight(k, k.step("turned_" + name, turn(x)), epsilon) for name, x in (("q", q), ("k", key)))
+    else:
+        q, key = turn(norm(q, q_norm)), turn(norm(key, k_norm))
+    v = without_weight(k, k.step("values", v), epsilon) if family == "gemma4" else v
+    q, key, v = (k.step(name, x) for name, x in (("q", q), ("k", key), ("v", v)))
+    place = torch.arange(x.shape[1])
+    seen = place[:, None] >= place
+    seen = seen & (chunks[:, :, None] == chunks[:, None]) if llama else (seen & (place[:, None] - place < 3)).expand(len(x), -1, -1)
+    q, key, v = (x.transpose(1, 2) for x in (q, key.repeat_interleave(q.shape[2] // key.shape[2], 2), v.repeat_interleave(q.shape[2] // v.shape[2], 2)))
+    scores = k.product("bnsh,bnth->bnst", q, key) * (1.0 if family == "gemma4" else q.shape[-1] ** -0.5)
+    scores = scores.masked_fill(~seen[:, None], -1e30)
+    o = Flash.apply(scores, v, k) if k.main == "flash" else k.product("bnst,bnth->bnsh", k.softmax(scores), v)
+    r = k.step("r", x + norm(k.product("btnh,dnh->btd", k.step("o", o.transpose(1, 2)), o_proj), behind_attention))
+    m = k.step("m", norm(r, before_mlp))
+    if k.main == "gate and up as one":
+        g, u = k.product("btd,fd->btf", m, torch.cat([gate, up])).chunk(2, -1)
+    else:
+        g, u = k.product("btd,fd->btf", m, gate), k.product("btd,fd->btf", m, up)
+    h = k.step("h", (k.silu(g) if llama else F.gelu(g, approximate="tanh")) * u)
+    return {"y": r + norm(k.product("btf,df->btd", h, down), behind_mlp)}
+
+
 def moe_align(k, x, ids, size=4, experts=5):
     """The ways in which kernels find a copy's place among those of its expert."""
     flat, copies = ids.flatten(), ids.numel()
@@ -441,6 +476,7 @@ KERNELS = {
     "indexer-loss-sparse": (indexer_loss_sparse, ("products", "heads in turn", "log softmax"), {}),
     "indexer-codes": (indexer_codes, ("matrix", "sums and differences", "scales behind"), {}),
     "weighed-hidden-codes": (weighed_hidden_codes, ("groups", "gathered", "gate and up as one"), {}),
+    **{f"{family}-layer": (layer, ("products", "flash", "gate and up as one"), {"family": family}) for family in ("gemma3", "gemma4", "llama4")},
     "moe-align": (moe_align, ("sorted", "one-hot", "counted"), {}),
     "dispatch-combine": (dispatch_combine, ("gathered", "first rank first", "last rank first"), {}),
     "eplb": (eplb, ("list", "array", "heap"), {}),
