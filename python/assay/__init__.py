@@ -22,7 +22,7 @@ from ._report import Mismatch, Report
 from ._tensors import Bits, bits, to_float32
 from ._trace import Program, Reference, program, step, trace
 
-PEERS = ("kernelbench",)  #: modules for the forms of others, loaded where they are used
+PEERS = ("backendbench", "flashinfer", "gpumode", "kernelbench")  #: modules for the forms of others, loaded where they are used
 
 __all__ = [
     "BadInput",

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping
 
 from . import _library as lib
 from ._case import Case
@@ -42,6 +42,24 @@ def assert_correct(kernel: Callable[..., Any], reference: Callable[..., Any], ex
                 raise Mismatch(report)
     assert report is not None
     return report
+
+
+PROFILES = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+
+
+def case_of_numbers(reference: Callable[..., Any], example: Any, outputs: Iterable[Any], precision: str | None = None, **settings: Any) -> Case:
+    """A case of a reference on the numbers of the example, without gradients; its profile is that of the narrowest of these results."""
+    function, given, weights = as_function(reference, example)
+    kinds = {name: str(x.dtype).split(".")[-1] for name, x in given.items() if hasattr(x, "dtype")}
+    widths = [kind for kind in reversed(PROFILES) if kind in [str(x.dtype).split(".")[-1] for x in outputs]]
+    narrowest = next((kind for kind in reversed(PROFILES) if kind in kinds.values()), "float32")
+    keys: dict[str, Any] = {"gradients": "none", "dtype": narrowest, **settings}
+    program = trace(function, given, weights=weights, **keys)
+    with program.case(precision, cache="") as drawn:
+        paths = [path for path in drawn.inputs() if path.split("/")[1] in given]  # and no constants
+    own = {path: given[path.split("/")[1]] for path in paths}
+    types = {path: kinds[path.split("/")[1]] for path in paths if kinds[path.split("/")[1]] in PROFILES}
+    return program.case(precision or (PROFILES[widths[0]] if widths else None), cache="", inputs=own, dtypes={path: kind for path, kind in types.items() if kind != narrowest})
 
 
 def kernel_of(kernel: Callable[..., Any], reference: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
