@@ -32,11 +32,10 @@ typedef struct quad_certificate {
     double error;  /* |computed - reference| */
     double excess; /* error / what is allowed: above 1 the tensor is not certified */
     /* The largest of each. */
-    double scale; /* |value| of the tensor; for a direction the gradient's 2-norm */
-    double
-        relative;  /* error / scale: 0 where both are 0, infinite where a NaN or an infinity stands on one side only */
-    double ulps;   /* error in units of the reference's last place in float64 */
-    double scales; /* error / error scale; 0 where there is none */
+    double scale;    /* |value| of the tensor; for a direction the gradient's 2-norm */
+    double relative; /* error / scale: 0 where both are 0, infinite where one side alone is NaN or infinite */
+    double ulps;     /* error in units of the reference's last place in float64 */
+    double scales;   /* error / error scale; 0 where there is none */
 } quad_certificate;
 
 typedef struct quad_certificates {

@@ -80,8 +80,7 @@ typedef struct graph_product {
 typedef struct graph_general {
     int function; /* graph_map, graph_binary, graph_reduction */
     double a, b;  /* the function's numbers; b: of two, what the second is where it is no tensor */
-    double
-        kink; /* the slope where there are several (graph_change.c, kink_range); of the largest over axes: each one's share */
+    double kink;  /* the slope where there are several (kink_range); of the largest over axes: each one's share */
     char over[ASSAY_MAX_RANK + 1]; /* axes that a sum, a softmax, a cut or a join goes along */
     int64_t first;                 /* index along the axis */
     assay_dtype type;              /* of cast */

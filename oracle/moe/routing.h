@@ -112,8 +112,7 @@ typedef struct assay_routing {
     double *gathered;          /* [T,K] what is divided and scaled (default family: after its softmax) */
     double *probabilities;     /* [T,E] softmax of what experts are chosen by, when lb_loss is on, else NULL */
     double *density;           /* [B,E], when lb_loss is on, else NULL */
-    double
-        *log_sums; /* [T] log of the sum of exp(logits), and what they have of a bias, when z_loss is on, else NULL */
+    double *log_sums;       /* [T] log of the sum of exp(logits), with a bias of theirs, when z_loss is on, else NULL */
     double lb_loss, z_loss; /* 0 when off */
     double *bias_updates;   /* [E] or NULL when off */
     int32_t *group_sizes;   /* [E] bincount of selected_experts */
