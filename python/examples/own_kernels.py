@@ -228,6 +228,71 @@ def gated_delta_net(g, chunk=16, stale=False):
     return {**steps, "y": torch.cat(parts, 2).transpose(1, 2)}
 
 
+def kda(g, chunk=16, stale=False):
+    """Kimi's delta rule: a gate for each channel, so the decay between two tokens is within the sum over channels."""
+    q, k, v, f, b, state, rate, bias = wide(g, "q", "k", "v", "f", "b", "start", "A_log", "dt_bias")
+    q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+    query, gate, beta = q / q.shape[-1] ** 0.5, -F.softplus(f + bias) * rate.exp()[:, None], torch.sigmoid(b)
+    steps, parts = {"checkpoints/query": query, "checkpoints/key": k, "checkpoints/gate": gate, "checkpoints/beta": beta}, []
+    for qc, kc, vc, gc, bc in zip(*(x.split(chunk) for x in (query, k, v, gate, beta))):
+        total = gc.cumsum(0)
+        later = torch.ones(len(gc), len(gc)).tril().bool()[:, :, None, None]
+        decay = (total[:, None] - total[None]).masked_fill(~later, -torch.inf).exp()  # [T,S,N,K]
+        system = torch.eye(len(gc)) + (bc.T[..., None] * torch.einsum("tnk,snk,tsnk->nts", kc, kc, decay)).tril(-1)
+        rest = vc - torch.einsum("tnk,nkv->tnv", kc * total.exp(), state)
+        written = torch.linalg.solve(system, (bc[..., None] * rest).transpose(0, 1))  # [N,T,V]
+        own = torch.einsum("nts,nsv->tnv", torch.einsum("tnk,snk,tsnk->nts", qc, kc, decay), written)
+        parts.append(own + torch.einsum("tnk,nkv->tnv", qc * total.exp(), state))
+        kept = state if stale else total[-1].exp()[..., None] * state
+        state = kept + torch.einsum("tnk,ntv->nkv", kc * (total[-1] - total).exp(), written)
+    return {**steps, "state": state, "y": torch.cat(parts)}
+
+
+def sparse_attention(g, interleaved=False):
+    """The indexer's choice for each query, and attention over that alone."""
+    names = ("x", "qr", "main", "latent", "at", "of", "wq", "wk", "k_scale", "k_bias", "weights_proj")
+    x, qr, main, latent, at, of, wq, wk, k_scale, k_bias, weights_proj = wide(g, *names)
+    q, k = torch.einsum("tq,qhi->thi", qr, wq), F.layer_norm(x @ wk, k_scale.shape, k_scale, k_bias, 1e-6)
+    pairs = [0, 2, 1, 3]  # this indexer's halves are turned against each other, main attention's neighbours are
+    turn = lambda t, places: torch.cat([rope(t[..., pairs] if interleaved else t[..., :4], places, 10000.0), t[..., 4:]], -1)
+    query, key = turn(q, at), turn(k, of)
+    weight = x[-len(at) :] @ weights_proj / wq.shape[1] ** 0.5
+    score = torch.einsum("th,ths->ts", weight, F.relu(torch.einsum("thi,si->ths", query, key) / wq.shape[2] ** 0.5))
+    seen = at[:, None] >= of
+    ids = torch.topk(score.masked_fill(~seen, -1e30), 5).indices
+    s = torch.einsum("tnc,tkc->tnk", main, latent[ids]) / latent.shape[1] ** 0.5
+    p = torch.softmax(s.masked_fill(~seen.gather(1, ids)[:, None], -1e30), -1)
+    steps = {"checkpoints/q": q, "checkpoints/k": k, "checkpoints/query": query, "checkpoints/key": key, "checkpoints/score": score}
+    return {**steps, "routing/ids/top_k": ids.to(torch.int32), "o": torch.einsum("tnk,tkc->tnc", p, latent[ids])}
+
+
+def lora_by_token(g, stale=False):
+    """Rows of an adapter together; a token without one has the projection alone, and not the adapter of the token before."""
+    x, adapter, w, a, b = wide(g, "x", "adapter", "w", "a", "b")
+    if stale:
+        adapter = adapter.clamp(min=0)
+    y = x @ w
+    for i in range(len(a)):
+        rows = (adapter == i).nonzero()[:, 0]
+        y = y.index_add(0, rows, x[rows] @ a[i] @ b[i] * (4 / 3**0.5))
+    return {"y": y}
+
+
+def moe_align(g, size=4, padded=True):
+    """Copies sorted by expert, each expert's up to a whole block."""
+    x, ids = wide(g, "x", "ids")
+    flat, experts = ids.flatten(), 5
+    count = torch.bincount(flat, minlength=experts)
+    blocks = -(-count // size)
+    begin = (blocks.cumsum(0) - blocks) * size if padded else count.cumsum(0) - count
+    order = flat.argsort(stable=True)
+    place = begin[flat[order]] + torch.arange(len(flat)) - (count.cumsum(0) - count)[flat[order]]
+    sorted_ids, expert_ids = torch.full((32,), len(flat)).index_put((place,), order), torch.full((8,), -1)
+    expert_ids[: int(blocks.sum())] = torch.arange(experts).repeat_interleave(blocks)
+    rows = torch.cat([x.repeat_interleave(ids.shape[1], 0), torch.zeros_like(x[:1])])
+    return {"sorted_ids": sorted_ids, "expert_ids": expert_ids, "padded": blocks.sum() * size, "y": rows[sorted_ids]}
+
+
 def transformer_layer(g, window=6):
     x, positions, segments, pre, post, wq, wk, wv, wo, gate, up, down = wide(
         g, "x", "positions", "segment_ids", "pre", "post", "wq", "wk", "wv", "wo", "gate", "up", "down")
@@ -267,6 +332,10 @@ KERNELS = {
     "norm-rope-quantise": (norm_rope_quantise, {"rounded_up": 1}, "scales are rounded up", "checkpoints/y/scale"),
     "swiglu-quantise": (swiglu_quantise, {"of_activation": True}, "a token's scale is that of the activation alone", "checkpoints/q/scale"),
     "gated-delta-net": (gated_delta_net, {"stale": True}, "the state is not decayed where a chunk ends", "outputs/y"),
+    "kda": (kda, {"stale": True}, "the state is not decayed where a chunk ends", "outputs/state"),
+    "sparse-attention": (sparse_attention, {"interleaved": True}, "the indexer's neighbours are turned against each other", "checkpoints/query"),
+    "lora-by-token": (lora_by_token, {"stale": True}, "a token without an adapter has the first one's", "outputs/y"),
+    "moe-align": (moe_align, {"padded": False}, "experts begin where the one before ends, and not at a block", "outputs/sorted_ids"),
     "transformer-layer": (transformer_layer, {"window": 99}, "the window is left out", "checkpoints/o"),
 }
 
@@ -277,6 +346,6 @@ def run(name, case, **how):
     kernel = KERNELS[name][0]
     made = kernel(given, **how)
     dtype = next(x.dtype for path, x in given.items() if x.is_floating_point())
-    outputs = {"outputs/" + n if "/" not in n else n: y if n in ("lse", "z_loss") or "/" in n else y.to(dtype) for n, y in made.items()}
-    differentiable = {path: y for path, y in outputs.items() if path.startswith("outputs/")}
+    outputs = {"outputs/" + n if "/" not in n else n: y if n in ("lse", "z_loss") or "/" in n or not y.is_floating_point() else y.to(dtype) for n, y in made.items()}
+    differentiable = {path: y for path, y in outputs.items() if path.startswith("outputs/") and y.is_floating_point()}
     return {**outputs, **case.backward(differentiable, given)}
