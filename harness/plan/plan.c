@@ -34,12 +34,18 @@ static assay_dtype finer(assay_dtype a, assay_dtype b)
     return assay_dtype_unit_roundoff(a) <= assay_dtype_unit_roundoff(b) ? a : b;
 }
 
-static bool is_of_output(const assay_case *c, const char *pattern)
+/* Whether a product reads a tensor of that type; of other operations than programs one may. */
+static bool is_multiplied(const assay_case *c, const assay_case_dtype *dtype)
 {
-    bool is = false;
-    for (int i = 0; c->program != NULL && i < c->program->line_count; i++) {
-        const assay_program_line *line = &c->program->lines[i];
-        is |= line->output && (strcmp(pattern, line->name) == 0 || strcmp(pattern, line->path) == 0);
+    const assay_program *p = c->program;
+    bool is = p == NULL;
+    for (int i = 1; p != NULL && i < p->node_count; i++) {
+        const assay_program_node *node = &p->nodes[i];
+        const bool product = node->step != NULL && strstr(node->step->name, "product") != NULL;
+        for (int k = 0; product && k < 2; k++) {
+            const int input = p->nodes[node->in[k]].input;
+            is |= input >= 0 && assay_case_dtype_matches(dtype, p->tensors[input].path);
+        }
     }
     return is;
 }
@@ -48,7 +54,7 @@ static assay_dtype finest_named(const assay_case *c)
 {
     assay_dtype finest = c->dtype;
     for (int i = 0; i < c->dtype_count; i++)
-        if (!is_of_output(c, c->dtypes[i].pattern)) finest = finer(finest, c->dtypes[i].type);
+        if (is_multiplied(c, &c->dtypes[i])) finest = finer(finest, c->dtypes[i].type);
     return finest;
 }
 

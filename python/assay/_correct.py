@@ -7,7 +7,7 @@ from typing import Any, Callable, Iterable, Mapping
 from . import _library as lib
 from ._case import Case
 from ._report import Mismatch, Report
-from ._trace import as_function, library_of, named, trace
+from ._trace import as_function, library_of, module_of, named, trace
 
 __tracebackhide__ = True  # pytest shows the test, not these functions
 
@@ -65,9 +65,9 @@ def case_of_numbers(reference: Callable[..., Any], example: Any, outputs: Iterab
 def kernel_of(kernel: Callable[..., Any], reference: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel as a function of the tensors of the reference's arguments, by their names."""
     together = getattr(function, "together", dict)
-    if not hasattr(reference, "named_parameters"):
+    if not module_of(reference):
         return lambda given: kernel(*together(given).values())
-    if hasattr(kernel, "named_parameters"):
+    if module_of(kernel):
         own, _, _ = as_function(kernel, {})
         return lambda given: own(**together(given))
     return lambda given: kernel(**together(given))

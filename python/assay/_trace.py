@@ -31,7 +31,7 @@ from ._case import Case
 
 LONGEST_NAME = 39  #: of a tensor or a step
 FEW = 32  #: numbers of a constant that are no whole ones
-MOST = 4096  #: numbers of a constant
+MOST = 1 << 16  #: numbers of a constant
 MOST_PARTS = 6  #: that are put together at once
 MOST_AXES = 12  #: of a tensor
 FAR = -1e30  #: for -inf behind a mask, and what is lower: a program has finite numbers
@@ -46,7 +46,7 @@ LETTERS = "TDHNKFEBSRPVCGMJLQUWXYZIAO" + string.ascii_lowercase
 
 #: Steps that a function has by their names, with the axes of operands and result; * are any in front.
 NAMED = {"attention": "BSNH,BSKH,BSKV,BS,N->BSNV", "attention_lse": "BSNH,BSKH,BSKV,BS,N->BNS", "quantise": "*->*",
-         "gated_delta_rule": "*TNK,*TNK,*TNV,*TN,*TN->*TNV"}
+         "gated_delta_rule": "*TNK,*TNK,*TNV,*TN,*TN->*TNV", "linear_scan": "*TC,*TC->*TC"}
 RECORDERS: list[Any] = []  #: of functions of PyTorch that run now
 
 
@@ -153,6 +153,7 @@ class Tracer:
         self.tensors: list[list[Axis]] = []  #: axes that must stay apart
         self.choices: list[Value] = []  #: that the function gives
         self.types: dict[str, str] = {}  #: of its results that are fp8
+        self.floats: dict[str, np.ndarray[Any, Any]] = {}  #: constants that are no whole numbers, by their names
         self.places: list[Value] = []  #: 0, 1, ..
         self.stands_alone = False  #: it has a step that only `assay.step` says, and so no numbers
         self.constants: list[tuple[np.ndarray[Any, Any], Value]] = []
@@ -274,25 +275,28 @@ class Tracer:
         if array.size and (array == array.flat[0]).all():
             return self.number(float(array.flat[0])).seen([()] * array.ndim)
         whole = array.dtype.kind in "biu" or (not what and np.isfinite(array).all() and (array == np.rint(array)).all() and np.abs(array).max() < 2**31)
-        if not whole and (what or array.size > FEW or not np.isfinite(array).all()):
+        if not whole and (what or array.size > (MOST if array.size == max(array.shape) else FEW) or not np.isfinite(array).all()):
             raise lib.BadInput(what or f"a tensor {list(array.shape)} that is none of the function's arguments: give it as one")
-        if not whole:
+        if not whole and array.size <= FEW:
             parts = [self.ordered(self.number(float(x)), [self.fresh(1)]) for x in array.flat]
             return self.reshape(self.concatenate(parts, 0), array.shape)
-        if array.dtype.kind == "f":
+        if whole and array.dtype.kind == "f":
             return self.numbers(self.constant(array.astype(np.int64)))
-        array = array.astype(np.int64)
+        array = array.astype(np.int64 if whole else np.float64)
         for i in range(array.ndim):  # without what is only repeated
             if (array == array.take([0], i)).all():
                 array = array.take([0], i)
         shape = [n for n in array.shape if n > 1]
-        if array.size > MOST:
-            band = self.band(array.reshape(shape)) if len(shape) == 2 else None
-            if band is None:
-                raise lib.BadInput(f"whole numbers or a mask {list(array.shape)} that are none of the function's arguments: {array.size} numbers, expected at most {MOST}, or an argument")
+        if array.size > FEW and whole and len(shape) > 1 and not anew and 0 <= array.min() and array.max() <= 1:
+            band = (self.band(array.reshape(shape)) if len(shape) == 2 else None) or self.intervals(array.reshape(shape))
+        else:
+            band = None
+        if band is None and array.size > MOST:
+            raise lib.BadInput(f"whole numbers or a mask {list(array.shape)} that are none of the function's arguments: {array.size} numbers, expected at most {MOST}, or an argument")
+        if band is not None:
             dims = iter(band.dims)
             return band.seen([next(dims) if n > 1 else () for n in array.shape])
-        if len(shape) == 1 and (array.reshape(-1) == np.arange(shape[0])).all():
+        if whole and len(shape) == 1 and (array.reshape(-1) == np.arange(shape[0])).all():
             made = next((v for v in self.places if not anew and size_of(v.dims[0]) == shape[0]), None) or self.iota(shape[0])
             return made.seen([made.dims[0] if n > 1 else () for n in array.shape])
         for values, before in self.constants:
@@ -303,8 +307,8 @@ class Tracer:
         number = len(self.constants)
         self.called.append(name)
         truth = array.min() >= 0 and array.max() <= 1
-        made = self.given(name, shape, f"[{array.min()}, {array.max()}], values: {array.flatten().tolist()}", False)
-        made.truth, made.low, made.text = bool(truth), int(array.min()), lambda: self.called[number]
+        made = self.given(name, shape, f"[{array.min()}, {array.max()}], values: {array.flatten().tolist()}" if whole else None, False)
+        made.truth, made.low, made.text, made.flows = bool(truth and whole), int(array.min()), lambda: self.called[number], False
         self.constants.append((array.reshape(shape), made))
         axes = iter(made.axes)
         return made.seen([(next(axes),) if n > 1 else () for n in array.shape])
@@ -332,6 +336,20 @@ class Tracer:
         made.truth = True
         return self.opposite(made) if hides or (len(edges) == 1 and far[0] == 0) else made
 
+    def intervals(self, mask: "np.ndarray[Any, Any]") -> Value | None:
+        """A mask that shows, or hides, of each row's columns those from one to another: documents, chunks, a prefix."""
+        columns = np.arange(mask.shape[-1])
+        for kind in (1, 0):
+            first = (mask == kind).argmax(-1)
+            end = first + (mask == kind).sum(-1)
+            if (((first[..., None] <= columns) & (columns < end[..., None])) == (mask == kind)).all():
+                column = self.constant(columns.reshape([1] * (mask.ndim - 1) + [-1]))
+                made = self.compare("lt", column, self.constant(end[..., None]))
+                if first.any():
+                    made = self.both("mul", made, self.compare("ge", column, self.constant(first[..., None])))
+                return made if kind else self.opposite(made)
+        return None
+
     def map(self, step: str, x: Value, **parameters: Any) -> Value:
         made = self.call(step, [x], x.dims, **parameters)
         made.origin = Origin(step, (x,), made.dims)
@@ -355,7 +373,12 @@ class Tracer:
         if power in (3, 4):
             squared = self.map("square", x)
             return self.map("square", squared) if power == 4 else self.together("mul", [squared, x])
-        raise lib.BadInput(f"the power {power}, expected 1, 2, 3, 4, 0.5, -0.5 or -1")
+        if power < 0:
+            return self.map("reciprocal", self.power(x, self.number(-power)))
+        if power.is_integer() and 0 < power <= 64:
+            half = self.map("square", self.power(x, self.number(power // 2)))
+            return self.together("mul", [half, x]) if power % 2 else half
+        return self.map("exp", self.together("mul", [self.map("log", x), self.number(power)]))
 
     def log1p(self, x: Value) -> Value:
         if x.came("exp"):
@@ -386,6 +409,14 @@ class Tracer:
         """Of whole numbers; others may be the same in one kernel and not in another."""
         if a.number is not None and b.number is not None:
             return self.number(float(getattr(operator, how)(a.number, b.number))).seen([()] * max(len(a.dims), len(b.dims)))
+        total = a.origin
+        if b.number == 0 and how in ("gt", "ne", "eq", "le") and a.came("sum") and total is not None and total.operands[0].truth:  # whether there is any
+            found = self.over("max", total.operands[0], total.places, len(a.dims) == len(total.operands[0].dims))
+            found.truth = True
+            return found if how in ("gt", "ne") else self.opposite(found)
+        chosen = self.best_of(a, b) if how in ("ge", "lt") else self.best_of(b, a) if how in ("le", "gt") else None
+        if chosen is not None:
+            return chosen if how in ("ge", "le") else self.opposite(chosen)
         if any(not (v.integer or v.whole or v.number is not None) for v in (a, b)):
             longer = a if len(a.dims) >= len(b.dims) else b
             return self.nowhere(how, [a, b], longer.dims, "a mask is computed of numbers that a kernel may round, expected whole numbers")
@@ -400,6 +431,19 @@ class Tracer:
         made = self.together("less" if how[0] in "lg" else "equal", [b, a] if how in ("gt", "le") else [a, b])
         made.truth = True
         return self.opposite(made) if how in ("le", "ge", "ne") else made
+
+    def best_of(self, x: Value, least: Value) -> Value | None:
+        """Where x is at least its k-th largest: its k best."""
+        cut = least.origin
+        pick = cut.operands[0].origin if cut is not None and cut.operator == "slice" else None
+        if cut is None or pick is None or pick.operator != "pick" or pick.operands[0].core is not x.core or not alike(pick.operands[0].dims, x.dims):
+            return None
+        index = pick.operands[1]
+        if index.step is None or index.step.base != "top_k" or cut.places != (len(index.dims) - 1, size_of(index.dims[-1]) - 1):
+            return None
+        made = self.scattered(self.number(0).seen([()] * len(x.dims)), index, self.number(1), size_of(x.dims[-1]), False)
+        made.truth = True
+        return made
 
     def opposite(self, mask: Value) -> Value:
         if mask.integer:
@@ -489,7 +533,7 @@ class Tracer:
             found = silu_of(a, b) or silu_of(b, a)
             if found is not None:
                 return self.map("silu", found)
-            normed = rms_norm_of(a, b) or rms_norm_of(b, a)
+            normed = rms_norm_of(a, b) or rms_norm_of(b, a) or scaled_root_of(a, b) or scaled_root_of(b, a)
             if normed is not None:
                 return self.rms_norm(*normed)
             gelu = gelu_of(self, values, dims)
@@ -660,7 +704,9 @@ class Tracer:
         axis, part = x.dims[place][0], Axis(min(end, size) - first)
         dims = [(part,) if i == place else d for i, d in enumerate(x.dims)]
         begins = {"first": first} if first > 0 else {}
-        return self.call("slice", [x], dims, lambda: f"{self.letters([axis])}->{self.letters([part])}", **begins)
+        made = self.call("slice", [x], dims, lambda: f"{self.letters([axis])}->{self.letters([part])}", **begins)
+        made.origin = Origin("slice", (x,), made.dims, (place, first))
+        return made
 
     def every(self, x: Value, place: int, first: int, step: int) -> Value:
         """Each step'th index from `first` on."""
@@ -699,6 +745,13 @@ class Tracer:
         whole, part = x.dims[-1][0], Axis(count)
         made = self.call("top_k", [x], [*x.dims[:-1], (part,)], lambda: f"{self.letters([whole])}->{self.letters([part])}")
         self.steps[-1].alone = made.integer = True
+        return made
+
+    def argsort(self, x: Value) -> Value:
+        """Where whole numbers along a dimension stand in their order."""
+        axis = self.fresh(size_of(x.dims[0]))
+        made = self.call("argsort", [self.indices(x)], [axis], lambda: self.letters(axis))
+        made.integer = True
         return made
 
     def rows(self, table: Value, index: Value) -> Value:
@@ -822,7 +875,9 @@ class Tracer:
         rows = x.axes[:-1]
         if len(index.axes) < len(rows) or not all([self.unify(a, b) for a, b in zip(rows, index.axes)]):
             raise lib.BadInput("rows of the indices are others than those of the tensor")
-        return self.call("pick", [x, index], index.dims)
+        made = self.call("pick", [x, index], index.dims)
+        made.origin = Origin("pick", (x, index), made.dims)
+        return made
 
     def windows(self, x: Value, place: int, size: int, stride: int = 1, dilation: int = 1, around: tuple[int, int] = (0, 0), fill: float = 0.0) -> Value:
         """What each window of a dimension holds, as a dimension behind it."""
@@ -939,6 +994,11 @@ class Tracer:
     def step(self, name: str, values: Sequence[Value], parameters: Mapping[str, Any]) -> Value:
         """What `assay.step` says."""
         self.stands_alone = True
+        if name == "linear_scan":  # repeated along what they lack
+            rank = max(len(v.dims) for v in values)
+            values = [v.seen([*[()] * (rank - len(v.dims)), *v.dims]) for v in values]
+            values = [self.ordered(v, [d or other for d, other in zip(v.dims, values[1 - i].dims)]) for i, v in enumerate(values)]
+            parameters = {"over": lambda: self.letters(axes["T"])}
         given, out = NAMED[name].split("->")
         words = [("BS" if v.integer else "N") if i > 2 and name.startswith("attention") else given.split(",")[i] for i, v in enumerate(values)]
         more = "*" * (len(values[0].dims) - len(words[0].strip("*")))
@@ -1090,6 +1150,8 @@ class Tracer:
         """The lines of the case file, the steps that stay in registers, and of which line of the function each line is."""
         self.steps = self.live(outputs)
         self.put_constants(outputs)
+        self.floats = {self.called[i]: array for i, (array, _) in enumerate(self.constants) if array.dtype.kind == "f" and any(path == "inputs/" + self.called[i] for path, _, _ in self.inputs)}
+        fills = {**fills, **{name: {"values": array.flatten().tolist()} for name, array in self.floats.items()}}
         used = self.put_letters(hints)
         within = self.fuse(outputs)
         self.put_names(outputs)
@@ -1148,14 +1210,32 @@ def rms_norm_of(normed: Value, scale: Value) -> tuple[Value, Value, float] | Non
     scale = scale.seen(scale.dims[-1:])
     pair = normed.came("mul")
     for x, root in ((pair, pair[::-1]) if pair else ()):
-        total = root.came("rsqrt")[0].came("add") if root.came("rsqrt") else ()
-        for mean, epsilon in ((total, total[::-1]) if total else ()):
-            of = mean.origin
-            if epsilon.number is None or of is None or of.operator != "mean" or of.places != (len(x.dims) - 1,):
-                continue
-            square = of.operands[0].came("square") or of.operands[0].came("mul")
-            if square and all(same(s, x) for s in square) and size_of(scale.dims[0]) == size_of(x.dims[-1]):
-                return x, scale, epsilon.number
+        epsilon = epsilon_of(x, root)
+        if epsilon is not None and size_of(scale.dims[0]) == size_of(x.dims[-1]):
+            return x, scale, epsilon
+    return None
+
+
+def scaled_root_of(x: Value, factor: Value) -> tuple[Value, Value, float] | None:
+    """The same of x times (rsqrt(mean(x^2) + epsilon) times the scale)."""
+    pair = factor.came("mul")
+    for root, scale in ((pair, pair[::-1]) if pair else ()):
+        epsilon = epsilon_of(x, root)
+        if epsilon is not None and scale.dims and not any(scale.dims[:-1]) and size_of(scale.dims[-1]) == size_of(x.dims[-1]) > 1:
+            return x, scale.seen(scale.dims[-1:]), epsilon
+    return None
+
+
+def epsilon_of(x: Value, root: Value) -> float | None:
+    """Of rsqrt(mean(x^2) + epsilon) over the last dimension of x."""
+    total = root.came("rsqrt")[0].came("add") if root.came("rsqrt") else ()
+    for mean, epsilon in ((total, total[::-1]) if total else ()):
+        of = mean.origin
+        if epsilon.number is None or of is None or of.operator != "mean" or of.places != (len(x.dims) - 1,):
+            continue
+        square = of.operands[0].came("square") or of.operands[0].came("mul")
+        if square and all(same(s, x) for s in square):
+            return epsilon.number
     return None
 
 
@@ -1422,12 +1502,14 @@ def shape_of(name: str, shapes: Sequence[Sequence[int]]) -> list[int]:
     """Of a step's result."""
     if name == "attention_lse":
         return [shapes[0][i] for i in (0, 2, 1)]
+    if name == "linear_scan":
+        return list(np.broadcast_shapes(*(tuple(shape) for shape in shapes)))
     return [*shapes[0][:-1], shapes[2][-1]] if name in ("attention", "gated_delta_rule") else list(shapes[0])
 
 
 def step(name: str, *operands: Any, **parameters: Any) -> Any:
     """A step of programs in a function that is traced, where no operator says it: `assay.step("quantise", x, format="mxfp8_e4m3")`, attention,
-    attention_lse and gated_delta_rule. Numbers it has none: such a function is there to be traced."""
+    attention_lse, gated_delta_rule, and linear_scan of gates and inputs [.., time, channels]. Numbers it has none: such a function is there to be traced."""
     if name not in NAMED:
         raise lib.BadInput(f"step: {name}, expected one of {', '.join(NAMED)}; the others are operators of PyTorch and JAX")
     if RECORDERS:
@@ -1477,20 +1559,27 @@ def library_of(function: Callable[..., Any], example: Mapping[str, Any]) -> str:
     return next((root for root in found if root in ("torch", "jax")), "")
 
 
+def module_of(function: Any) -> str:
+    """torch or jax, of a module of PyTorch or flax; else nothing."""
+    flax = any(base.__module__.split(".")[0] == "flax" for base in type(function).__mro__)
+    return "torch" if hasattr(function, "named_parameters") else "jax" if flax else ""
+
+
 def as_function(function: Callable[..., Any], example: Any) -> tuple[Callable[..., Any], Any, list[str]]:
-    """A function, its example by the names of its arguments, and which of these are weights: of a module of PyTorch its parameters. Tensors
+    """A function, its example by the names of its arguments, and which of these are weights: of a module of PyTorch or flax its parameters. Tensors
     within an argument are arguments by themselves."""
-    module: Any = function if hasattr(function, "named_parameters") else None
+    library = module_of(function)
+    module: Any = function if library else None
     if isinstance(example, (tuple, list)) or hasattr(example, "shape"):
         given = list(example) if isinstance(example, (tuple, list)) else [example]
-        names = [name for name, p in inspect.signature(module.forward if module else function).parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        names = [name for name, p in inspect.signature(function if not module else module.forward if library == "torch" else type(module).__call__).parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and name != "self"]
         given = [tuple(given)] if len(given) > len(names) == 1 else given
         if len(given) > len(names):
             raise lib.BadInput(f"{said_place(place_of(function))}: the example has {len(given)} tensors, expected at most {len(names)}: {', '.join(names)}")
         example = dict(zip(names, given))
     weights: list[str] = []
     if module is not None and isinstance(example, Mapping):
-        function, example, weights = importlib.import_module("._trace_torch", __package__).functional(module, dict(example))
+        function, example, weights = importlib.import_module(f"._trace_{library}", __package__).functional(module, dict(example))
     if isinstance(example, Mapping) and any(is_bound(x) or isinstance(x, (tuple, list, dict)) for x in example.values()):
         flat: dict[str, Any] = {}
         shape = {name: parts_of(name, x, flat) for name, x in example.items()}
@@ -1552,7 +1641,7 @@ def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] 
           name: str | None = None, integers: Mapping[str, int] | None = None, casts: str = "drop", check: bool = True,
           fills: Mapping[str, Mapping[str, Any]] | None = None, types: Mapping[str, str] | None = None, **settings: Any) -> Program:
     """The program of a function of PyTorch, which runs once on the tensors of `example`, by the names of its arguments or in their order; or of JAX,
-    which is traced: there shapes will do, as jax.ShapeDtypeStruct has them. Of a `torch.nn.Module` the parameters are weights, under their names
+    which is traced: there shapes will do, as jax.ShapeDtypeStruct has them. Of a `torch.nn.Module`, a module of `flax.nnx`, or one of `flax.linen` that is bound to its variables, the parameters are weights, under their names
     with underscores for dots, and buffers are constants.
 
     `weights` are those of them that are no inputs. `axes` gives axes their letters: {"x": "TD"}; the others get letters that are free. `integers`
@@ -1598,9 +1687,12 @@ def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] 
     if not outputs:
         raise lib.BadInput(f"{tracer.at}: all results are a choice, expected one that is computed of it, too: the numbers that were chosen, say")
     dtypes = typed(tracer, [name for name, _ in outputs], {**tracer.types, **(types or {})})
+    lines, fused, places = tracer.yaml(outputs, axes or {}, fills or {})
+    if tracer.floats:  # in full, and without gradients
+        dtypes.update({"inputs/" + name: "float64" for name in tracer.floats})
+        settings.setdefault("gradients", [path for path, v, integers in tracer.inputs if integers is None and path.split("/")[1] not in tracer.floats] or "none")
     if dtypes:
         settings["dtypes"] = {**dtypes, **settings.get("dtypes", {})}
-    lines, fused, places = tracer.yaml(outputs, axes or {}, fills or {})
     own = settings.get("fused", [])
     if fused and own != "all":
         settings["fused"] = [*([own] if isinstance(own, str) else own), *fused]
@@ -1613,17 +1705,17 @@ def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] 
         evaluate = functools.partial(framework.evaluate, casts=True) if rounds else framework.evaluate
         rounded = {f"outputs/{name}": functools.partial(framework.rounded, type=type) for name, type in tracer.types.items() if rounds}
         try:
-            held(evaluate, function, example, program({key: settings[key] for key in ("seed", "gradients") if key in settings}), rounded)
+            held(evaluate, function, example, program({key: settings[key] for key in ("seed", "gradients", "dtypes") if key in settings}), rounded)
         except lib.BadInput as why:
             above = positive(tracer, example, fills or {}) if "expected a finite number" in str(why) else {}
             if above:  # a logarithm or a root: numbers as those of the example
                 lines[:] = [next((line.replace("]}", f"], {text}}}") for name, text in above.items() if line.startswith(f"  {name}: {{axes:")), line) for line in lines]
-                held(evaluate, function, example, program({key: settings[key] for key in ("seed", "gradients") if key in settings}), rounded)
+                held(evaluate, function, example, program({key: settings[key] for key in ("seed", "gradients", "dtypes") if key in settings}), rounded)
                 return program(settings)
             if settings.get("gradients") == "none" or "needed for gradient computation has been modified by an inplace operation" not in str(why):
                 raise
             settings["gradients"] = "none"  # PyTorch has none of a function that writes over what a gradient needs
-            held(evaluate, function, example, program({key: settings[key] for key in ("seed", "gradients") if key in settings}), rounded)
+            held(evaluate, function, example, program({key: settings[key] for key in ("seed", "gradients", "dtypes") if key in settings}), rounded)
     return program(settings)
 
 

@@ -1,6 +1,7 @@
 """JAX's primitives as steps of a program: those of a function's jaxpr, with what it calls put in its place."""
 from __future__ import annotations
 
+import importlib
 import inspect
 from typing import Any, Callable, Mapping, Sequence, Union
 
@@ -9,7 +10,7 @@ import numpy as np
 from jax.extend.core import Literal, Primitive
 
 from . import _library as lib
-from ._trace import Axis, Tracer, Value, named, place_of, shape_of, shortest, size_of
+from ._trace import Axis, Tracer, Value, named, place_of, shape_of, short_names, shortest, size_of
 from ._trace_rope import Operand, Turn, Turns
 
 SAME = ("copy", "copy_p", "optimization_barrier", "sharding_constraint", "pvary", "mesh_cast")
@@ -28,7 +29,7 @@ PLAIN = {"reverse": False, "batch_group_count": 1, "out_dtype": None}
 NEVER_READ = "a program has it within gelu alone"
 
 NAMED_STEP = Primitive("assay_step")  #: assay.step
-NAMED_STEP.def_abstract_eval(lambda *given, step, parameters: jax.core.ShapedArray(tuple(shape_of(step, [x.shape for x in given])), given[-1 if step == "quantise" else 2].dtype))
+NAMED_STEP.def_abstract_eval(lambda *given, step, parameters: jax.core.ShapedArray(tuple(shape_of(step, [x.shape for x in given])), given[-1 if len(given) < 3 else 2].dtype))
 
 Known = Union[Value, "np.ndarray[Any, Any]", "Joined"]
 
@@ -630,6 +631,35 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
         v = walk.of(value)
         tracer.output(name, v if v.refused or v.integer or v.number is not None else walk.whole(v, var), var.aval.shape, str(var.aval.dtype), outputs)
     return outputs
+
+
+def functional(module: Any, example: dict[str, Any]) -> tuple[Any, dict[str, Any], list[str]]:
+    """A module of flax as a function of its arguments and its parameters, which are called by their paths with underscores between; other variables are
+    constants."""
+    linen = hasattr(module, "variables")
+    if linen:
+        own, variables = module.unbind()
+        leaves, tree = jax.tree_util.tree_flatten_with_path(variables["params"])
+    else:
+        nnx = importlib.import_module("flax.nnx")
+        graph, parameters, rest = nnx.split(module, nnx.Param, ...)
+        leaves, tree = jax.tree_util.tree_flatten_with_path(nnx.to_pure_dict(parameters))
+    paths = [".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path) for path, _ in leaves]
+    names = short_names(paths)
+    called = {path: name for name, path in names.items()}
+
+    def run(**given: Any) -> Any:
+        made = jax.tree_util.tree_unflatten(tree, [given.get(called[path], leaf) for path, (_, leaf) in zip(paths, leaves)])
+        arguments = {name: x for name, x in given.items() if name not in names}
+        if linen:
+            return own.apply({**variables, "params": made}, **arguments)
+        state = jax.tree.map(lambda x: x, parameters)
+        nnx.replace_by_pure_dict(state, made)
+        return nnx.merge(graph, state, rest)(**arguments)
+
+    run.__name__, run.__wrapped__ = type(module).__name__, type(module).__call__  # type: ignore[attr-defined]
+    run.__signature__ = inspect.Signature([inspect.Parameter("given", inspect.Parameter.VAR_KEYWORD)])  # type: ignore[attr-defined]
+    return run, {**example, **{called[path]: leaf for path, (_, leaf) in zip(paths, leaves)}}, list(names)
 
 
 def rounded(x: Any, type: str) -> Any:

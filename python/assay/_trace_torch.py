@@ -28,10 +28,14 @@ MOVES = ("view", "_unsafe_view", "reshape", "_reshape_alias", "permute", "transp
 COMPARISONS = ("lt", "gt", "le", "ge", "eq", "ne")
 MASKS = {name: step for names, step in ((("__and__", "bitwise_and", "logical_and"), "mul"), (("__or__", "bitwise_or", "logical_or"), "maximum")) for name in names}
 #: Arguments that no handler need read: they say where numbers lie and in which type they are computed, or are of gradients that are as they are anyway.
-ASIDE = ("dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking", "sparse", "sparse_grad", "half_to_float", "implicit", "sorted")
+ASIDE = ("dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking", "sparse", "sparse_grad", "half_to_float", "implicit", "sorted", "stable")
 #: What a rotation is made of (_trace_rope.py).
 TURNS = {**{name: "move" for name in MOVES}, **{name: "product" for name in ("mm", "bmm", "mv")}, "embedding": "rows", "index": "rows", "index_select": "rows",
          **{name: name for name in ("mul", "div", "add", "sub", "neg", "cos", "sin")}}
+
+
+COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+REAL = {complex: real for real, complex in COMPLEX.items()}
 
 
 def rounds(given: Any, to: Any) -> bool:
@@ -61,8 +65,8 @@ def has_any(mask: Value) -> bool:
     """Whether a mask says where a sum of 0 and 1 is above 0: what it leaves out has nothing in it."""
     how = mask.origin.operator if mask.origin is not None else ""
     pair = mask.came(how)[:: -1 if how == "less" else 1]
-    total = pair[0].origin if how in ("gt", "ne", "less") and pair and pair[1].number == 0 else None
-    return total is not None and total.operator == "sum" and total.operands[0].truth
+    total = pair[0].origin if how in ("gt", "ne", "less") and pair and pair[1].number == 0 else mask.origin if how == "max" else None
+    return total is not None and total.operator in ("sum", "max") and total.operands[0].truth
 
 
 DRAWN = "random numbers, which no program has: trace a module after its eval()"
@@ -99,6 +103,7 @@ class Recorder(TorchDispatchMode):
         self.t, self.function, self.operator = tracer, function, ""
         self.values: dict[int, Value] = {}
         self.turns: dict[int, Turn] = {}
+        self.pairs: dict[int, tuple[Value, Value]] = {}  #: of complex tensors
         self.rotations = Turns(tracer)
         self.alive: list[Any] = []  # so that no id is used again
         self.given: set[int] = set()
@@ -147,7 +152,7 @@ class Recorder(TorchDispatchMode):
     def named(self, name: str, operands: Sequence[Any], parameters: Mapping[str, Any]) -> Any:
         """assay.step"""
         self.t.place = self.place()
-        made = torch.zeros(shape_of(name, [x.shape for x in operands]), dtype=operands[-1 if name == "quantise" else 2].dtype)
+        made = torch.zeros(shape_of(name, [x.shape for x in operands]), dtype=operands[-1 if len(operands) < 3 else 2].dtype)
         made.requires_grad_(torch.is_grad_enabled() and any(x.requires_grad for x in operands))
         self.bind(made, self.t.step(name, [self.of(x) for x in operands], parameters))
         return made
@@ -263,6 +268,11 @@ class Recorder(TorchDispatchMode):
         out = func(*args, **kwargs)
         if operator in CONSTANTS:
             return out
+        if (known or any(id(x) in self.pairs for x in everything)) and any(isinstance(x, torch.Tensor) and x.is_complex() for x in (*everything, out)):
+            try:
+                return self.complex(operator, func, out, args, kwargs)
+            except lib.BadInput as why:
+                raise lib.BadInput(f"{self.t.place[0]}:{self.t.place[1]}: {operator}: {why}") from None
         if self.guarded:
             self.follow(operator, out, args)
         if operator in ("slice", "select") and (len(args) < 5 or args[4] == 1):
@@ -305,13 +315,66 @@ class Recorder(TorchDispatchMode):
             self.rotations.remember(self.turns.get(id(tensor)), value, tensor.shape)
         return out
 
+    # complex numbers, as two tensors
+
+    def parts(self, x: Any) -> tuple[Value, Value]:
+        """Real and imaginary; of a constant as it is in float64."""
+        if id(x) in self.pairs:
+            return self.pairs[id(x)]
+        if not isinstance(x, torch.Tensor) or not x.is_complex():
+            return self.numbers(x), self.t.number(0)
+        wide = (self.exact[id(x)][0] if id(x) in self.exact else x).detach().cpu().numpy()
+        real, imaginary = (self.t.constant(shortest(np.ascontiguousarray(a))) for a in (wide.real, wide.imag))
+        return real, imaginary
+
+    def complex(self, operator: str, func: Any, out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        t = self.t
+        self.alive.append(out)
+        if operator in ("polar", "complex"):
+            a, b = (self.numbers(x) for x in args)
+            self.pairs[id(out)] = (a, b) if operator == "complex" else (t.together("mul", [a, t.map("cos", b)]), t.together("mul", [a, t.map("sin", b)]))
+        elif operator == "view_as_complex":
+            self.pairs[id(out)] = self.on_select(out, args[0], args[0].dim() - 1, 0), self.on_select(out, args[0], args[0].dim() - 1, 1)
+        elif operator in ("view_as_real", "real", "imag", "abs"):
+            a, b = self.parts(args[0])
+            shape = list(args[0].shape)
+            a, b = (t.ordered(v, [d or (() if n == 1 else (Axis(n),)) for d, n in zip([*[()] * (len(shape) - len(v.dims)), *v.dims], shape)]) for v in (a, b))
+            if operator == "view_as_real":
+                self.bind(out, t.concatenate([v.seen([*v.dims, ()]) for v in (a, b)], len(shape)))
+            elif operator == "abs":
+                self.bind(out, t.map("sqrt", t.together("add", [t.map("square", a), t.map("square", b)])))
+            else:
+                self.bind(out, a if operator == "real" else b)
+        elif operator in ("mul", "add", "sub"):
+            (a, b), (c, d) = (self.parts(x) for x in args[:2])
+            products = [t.together("mul", [x, y]) for x, y in ((a, c), (b, d), (a, d), (b, c))] if operator == "mul" else []
+            self.pairs[id(out)] = (t.together("sub", products[:2]), t.together("add", products[2:])) if products else (t.together(operator, [a, c]), t.together(operator, [b, d]))
+        elif operator in ("_conj", "conj"):
+            a, b = self.parts(args[0])
+            self.pairs[id(out)] = a, t.map("neg", b)
+        elif operator in SAME:
+            self.pairs[id(out)] = self.parts(args[0])
+        elif operator in MOVES and isinstance(args[0], torch.Tensor):
+            halves = []
+            for v in self.parts(args[0]):  # as one of real numbers
+                given = torch.zeros(args[0].shape)
+                self.bind(given, v)
+                moved = func(given, *args[1:], **kwargs)
+                halves.append(self.record(operator, func, moved, (given, *args[1:]), kwargs))
+            if not all(isinstance(v, Value) for v in halves):
+                raise lib.BadInput("complex numbers, expected a product, a sum or a view of them")
+            self.pairs[id(out)] = halves[0], halves[1]  # type: ignore[assignment]
+        else:
+            raise lib.BadInput("a program has no such operator")
+        return out
+
     def widened(self, func: Any, results: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any], inplace: bool) -> None:
         """What a constant is in float64; of what is written into it is not known."""
         if inplace:
             place = args[0].data_ptr()
             self.exact = {key: x for key, x in self.exact.items() if x[1] != place}
             return
-        if not any(isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel() <= LARGEST for x in results):
+        if not any(isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex()) and x.numel() <= LARGEST for x in results):
             return
 
         def of(x: Any) -> Any:
@@ -456,6 +519,33 @@ class Recorder(TorchDispatchMode):
 
     def on_masked_fill(self, out: Any, x: Any, mask: Any, value: Any) -> Value:
         return self.t.where(self.of(mask), self.numbers(value), self.numbers(x))
+
+    def on_log2(self, out: Any, x: Any) -> Value:
+        return self.t.together("mul", [self.t.map("log", self.of(x)), self.t.number(1 / np.log(2))])
+
+    def on_log10(self, out: Any, x: Any) -> Value:
+        return self.t.together("mul", [self.t.map("log", self.of(x)), self.t.number(1 / np.log(10))])
+
+    def on_tan(self, out: Any, x: Any) -> Value:
+        return self.t.together("div", [self.t.map("sin", self.of(x)), self.t.map("cos", self.of(x))])
+
+    def on_binary_cross_entropy_with_logits(self, out: Any, x: Any, y: Any, weight: Any = None, pos_weight: Any = None, reduction: int = 1) -> Value:
+        if pos_weight is not None:
+            raise lib.BadInput("pos_weight is a tensor, expected an operator without it")
+        each = self.t.together("sub", [self.t.map("softplus", self.of(x)), self.t.together("mul", [self.of(x), self.numbers(y)])])
+        return self.reduced(each if weight is None else self.t.together("mul", [each, self.of(weight)]), reduction)
+
+    def on_prod(self, out: Any, x: Any, place: Any = None, keepdim: bool = False) -> Value:
+        v = self.of(x) if place is not None else self.t.reshape(self.of(x), [x.numel()])
+        place = 0 if place is None else place % x.dim()
+        made = self.t.slice(self.t.cumprod(v, place), place, size_of(v.dims[place]) - 1, size_of(v.dims[place]))
+        made = self.t.renamed(made, [() if i == place else d for i, d in enumerate(made.dims)])
+        return made if keepdim else made.seen([d for i, d in enumerate(made.dims) if i != place])
+
+    def on_diagonal(self, out: Any, x: Any, offset: int = 0, first: int = 0, second: int = 1) -> Value:
+        if x.dim() != 2 or offset != 0 or first == second or x.shape[0] != x.shape[1]:
+            raise lib.BadInput("expected the diagonal of a square")
+        return self.t.pick(self.full(x), self.t.constant(np.arange(x.shape[0]), anew=True))
 
     def on_log1p(self, out: Any, x: Any) -> Value:
         return self.t.log1p(self.of(x))
@@ -888,9 +978,19 @@ class Recorder(TorchDispatchMode):
             rows, index = indices  # each row's number at its index
             if rows.dim() == index.dim() and index.shape == out.shape and rows.shape[0] == rows.numel() and rows.flatten().equal(torch.arange(x.shape[0])):
                 return self.t.pick(self.of(x), self.of(index))
-        if len(indices) != 1 or indices[0] is None or indices[0].dtype == torch.bool:
-            raise lib.BadInput("expected indices of the first dimension alone")
-        return self.on_embedding(out, x, indices[0])
+        given = [i for i, index in enumerate(indices) if index is not None]
+        if len(given) != 1 or indices[given[0]].dtype == torch.bool:
+            raise lib.BadInput("expected indices of one dimension")
+        return self.rows(x, given[0], indices[given[0]])
+
+    def rows(self, x: Any, place: int, index: Any) -> Value:
+        """Of any dimension, in whose place those of the index are."""
+        if place == 0:
+            return self.t.rows(self.of(x), self.of(index))
+        v = self.full(x)
+        made = self.t.rows(self.t.ordered(v, [v.dims[place], *v.dims[:place], *v.dims[place + 1 :]]), self.of(index))
+        own, rest = made.dims[: index.dim()], made.dims[index.dim() :]
+        return self.t.ordered(made, [*rest[:place], *own, *rest[place:]])
 
     def on_gather(self, out: Any, x: Any, place: int, index: Any) -> Value:
         last, (v, i) = x.dim() - 1, (self.of(x), self.of(index))
@@ -932,9 +1032,7 @@ class Recorder(TorchDispatchMode):
         return self.t.together("add", [self.t.map("relu", self.of(x)), self.t.together("mul", [self.of(slope), low])])
 
     def on_index_select(self, out: Any, x: Any, place: int, index: Any) -> Value:
-        if place % x.dim() != 0:
-            raise lib.BadInput("expected indices of the first dimension alone")
-        return self.on_embedding(out, x, index)
+        return self.rows(x, place % x.dim(), index)
 
     def on_index_add(self, out: Any, x: Any, place: int, index: Any, rows: Any) -> Value:
         if place % x.dim() != 0:
@@ -977,6 +1075,9 @@ class Recorder(TorchDispatchMode):
         return made if place % x.dim() == last else [self.t.ordered(m, swapped(m.dims, place % x.dim(), last)) for m in made]
 
     def on_sort(self, out: Any, x: Any, place: int = -1, descending: bool = False) -> list[Value]:
+        if not x.is_floating_point() and x.dim() == 1 and not descending:
+            order = self.t.argsort(self.of(x))
+            return [self.t.rows(self.of(x), order), order]
         return self.on_topk(out, x, x.shape[place], place, descending)
 
     def triangle(self, x: Any, array: Any) -> Value:
@@ -1076,7 +1177,7 @@ class Wide(TorchDispatchMode):
             if isinstance(x, torch.dtype) and x.is_floating_point:
                 floats.append(x)
                 return torch.float64
-            if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+            if not isinstance(x, torch.Tensor) or not (x.is_floating_point() or x.is_complex()):
                 return x
             floats.append(x)
             return x.held if isinstance(x, Held) else widest(x)
@@ -1093,6 +1194,8 @@ class Wide(TorchDispatchMode):
                 made = torch.where(own[1].abs() < 3, own[0] / 6, 0.0)
             else:
                 made = func(*own, **named)
+            if operator == "_conj":  # which says so of itself alone
+                made = torch.complex(own[0].real, -own[0].imag)
             if operator == "_to_copy" and self.casts and tensors and types and rounds(tensors[0].dtype, dtype):
                 made = made.to(dtype).double()
         finally:
@@ -1101,13 +1204,14 @@ class Wide(TorchDispatchMode):
         def held(x: Any) -> Any:
             if isinstance(x, (list, tuple)):
                 return type(x)(map(held, x))
-            if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+            if not isinstance(x, torch.Tensor) or not (x.is_floating_point() or x.is_complex()):
                 return x
             written = [a for a in args if isinstance(a, Held) and a.held is x]
             if written and written[0].shape != x.shape:  # squeeze_: what it says of itself changes too
                 with no_dispatch():
                     func(*args, **(kwargs or {}))
-            return written[0] if written else Held.of(x, dtype, self)
+            own = dtype if dtype.is_complex == x.is_complex() else COMPLEX.get(dtype, torch.complex64) if x.is_complex() else REAL[dtype]
+            return written[0] if written else Held.of(x, own, self)
 
         return held(made)
 
@@ -1144,6 +1248,8 @@ def functional(module: Any, example: dict[str, Any]) -> tuple[Callable[..., Any]
 
 def widest(x: Any) -> Any:
     """A number of float32 as what it was rounded from."""
+    if x.is_complex():
+        return x.to(torch.complex128)
     return torch.tensor(shortest(array_of(x) if x.dtype != torch.float32 else x.detach().cpu().numpy()), dtype=torch.float64, device=x.device)
 
 

@@ -253,6 +253,55 @@ def test_whole_numbers_are_computed(name):
             case.check({**{path: y if path in floats else y + 1 for path, y in made.items()}, **gradients})
 
 
+def rows_of(*shape):
+    return torch.arange(shape[0])[:, None], torch.arange(shape[1])[None]
+
+
+def masked(mask):
+    return lambda s: torch.softmax(s.masked_fill(~mask, float("-inf")), -1)
+
+
+MASKS = {
+    "causal": lambda i, j: i >= j,
+    "window": lambda i, j: (i >= j) & (i - j < 5),
+    "chunks": lambda i, j: (i >= j) & (i // 4 == j // 4),
+    "prefix": lambda i, j: (i >= j) | (j < 3),
+    "documents": lambda i, j: (i // 7 == j // 7) & (i >= j),
+    "hidden": lambda i, j: (i < j) | (i - j > 6),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("shape", [(11, 11), (9, 12)])
+def test_masks_are_rules_of_places(name, shape):
+    """They hold no mask, and their mutants show one key more."""
+    mask = MASKS[name](*rows_of(*shape))
+    if not mask.any(-1).all():
+        mask = mask | (torch.arange(shape[1]) == 0)
+    text = str(assay.trace(masked(mask), {"s": torch.randn(shape)}, dtype="float64"))
+    assert "less(" in text and "iota(" in text and not re.search(r"constant\w*: {axes: \[\w, ", text)
+    itself(masked(mask), False, s=torch.randn(shape))
+
+
+def test_more_functions_of_numbers_and_constants():
+    frequencies = 10000.0 ** (-torch.arange(0, 80, 2).double() / 80) * torch.linspace(1, 0.025, 40).double()
+    itself(lambda x, at: x * (at[:, None] * frequencies).cos(), False, x=torch.randn(5, 40), at=torch.arange(5))
+    itself(lambda x: torch.where(x >= x.topk(3, -1).values[..., -1:], x, 0.0), False, x=torch.randn(4, 9))
+    itself(lambda x, w: F.binary_cross_entropy_with_logits(x, torch.sigmoid(w)) + torch.tan(x).prod(1).sum() + torch.log2(1 + w.exp()).mean(), False, x=torch.randn(3, 4) / 4, w=torch.randn(3, 4))
+    itself(lambda x: (x.square() + 1) ** 3.5 + x**5 + torch.diagonal(x @ x), False, x=torch.randn(4, 4) / 2)
+    text = str(assay.trace(lambda x, at: x * (at[:, None] * frequencies).cos(), {"x": torch.randn(5, 40), "at": torch.arange(5)}))
+    assert 'dtypes: {"inputs/constant": "float64"}' in text and 'gradients: ["inputs/x"]' in text
+
+
+@pytest.mark.skipif(not hasattr(torch.nn.functional, "rms_norm"), reason="complex tensors of this PyTorch say nothing of their numbers")
+def test_rotations_by_complex_numbers():
+    def turned(x, angle):
+        z = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * torch.polar(torch.ones_like(angle), angle)
+        return torch.view_as_real(z).flatten(-2)
+
+    itself(turned, False, x=torch.randn(3, 5, 8), angle=torch.randn(5, 4))
+
+
 def test_what_no_program_has_is_refused_with_its_line():
     def transformed(x):
         y = x + 1
@@ -292,8 +341,8 @@ def test_writing_into_an_operand_and_tensors_of_elsewhere_are_refused():
         assay.trace(looked_at, {"x": torch.randn(4)})
     assert "  y: mul(x, 2)\n" in str(assay.trace(lambda x: x.mul_(2), {"x": torch.randn(4)}))
     assert "  y: div(clamp(add(x, 3), low=0.0, high=6.0, kink=0.0), 6)\n" in str(assay.trace(lambda x: F.hardsigmoid(x), {"x": torch.randn(4)}))  # PyTorch's sixth is of float32
-    with pytest.raises(assay.BadInput, match=r"mul: a tensor \[40\] that is none of the function's arguments: give it as one"):
-        assay.trace(lambda x: x * torch.linspace(0, 1, 40), {"x": torch.randn(40)})
+    with pytest.raises(assay.BadInput, match=r"mul: a tensor \[4, 10\] that is none of the function's arguments: give it as one"):
+        assay.trace(lambda x: x * torch.linspace(0, 1, 40).reshape(4, 10), {"x": torch.randn(4, 10)})
 
 
 def scores(q, k, mask=None):
@@ -597,8 +646,8 @@ REFUSED = {
     "2-D": (lambda x: F.conv2d(x[None, None], x[None, None, :2, :2]), {"x": X}, {}, "2-D and 3-D convolutions and pooling are none of its steps"),
     "parameter": (LAYER.forward, {"input": X}, {}, r"a parameter \[8\] of a module, which is none of the function's arguments: torch.func.functional_call makes it one"),
     "global": (lambda x: x @ SQUARE, {"x": X}, {}, r"mm: a tensor \[8, 8\] that is none of the function's arguments: give it as one"),
-    "mask": (lambda x: x.masked_fill(torch.arange(100)[:, None] * torch.arange(100) % 7 == 0, 0), {"x": torch.ones(100, 100)}, {},
-             r"whole numbers or a mask \[100, 100\] that are none of the function's arguments: 10000 numbers, expected at most 4096, or an argument"),
+    "mask": (lambda x: x.masked_fill(torch.arange(300)[:, None] * torch.arange(300) % 7 == 0, 0), {"x": torch.ones(300, 300)}, {},
+             r"whole numbers or a mask \[300, 300\] that are none of the function's arguments: 90000 numbers, expected at most 65536, or an argument"),
     "weights": (lambda w: w * 2, {"w": X}, {"weights": ["W"]}, "weights has W, expected an argument of the example: w"),
     "axes": (lambda x: x * 2, {"x": X}, {"axes": {"x": "TDE"}}, "axes says 'TDE' of x, expected a letter for each of its 2 axes"),
     "integers": (lambda x: x * 2, {"x": X}, {"integers": {"x": 3}}, "integers has x, expected an argument of whole numbers"),
@@ -793,7 +842,7 @@ ARGUMENTS = {
     "rsub alpha": (lambda x, z, m: torch.rsub(x, z, alpha=2), ""),
     "scatter reduce": (lambda x, z, m: x.scatter(1, m[:, None].long(), z[:, :1], reduce="add"), "scatter: reduce is add"),
     "scatter twice": (lambda x, z, m: x.scatter(1, m[:, None].long().expand(4, 2), z[:, :2]), "scatter: an index may stand twice in a row"),
-    "pairs of indices": (lambda x, z, m: x[:, :4][torch.arange(4), m[:, None].long()], "index: expected indices of the first dimension alone"),
+    "pairs of indices": (lambda x, z, m: x[:, :4][torch.arange(4), m[:, None].long()], "index: expected indices of one dimension"),
     "numbers as truths": (lambda x, z, m: x * z.bool().float(), "a mask is computed of numbers"),
     "whole numbers as truths": (lambda x, z, m: x * m.bool().float()[:, None] + m.bool().int()[:, None], ""),
     "moved truths": (lambda x, z, m: torch.where((m == 0)[1:, None], x[1:], z[1:]) + (m != 0)[:3, None] * x[1:], ""),
