@@ -54,7 +54,7 @@ static assay_status read_spec(assay_context *ctx, int32_t index, const assay_bac
 static assay_status take_tensor(assay_context *ctx, int32_t index, const assay_backend_tensor *given,
                                 assay_tensor_set *results)
 {
-    assay_tensor_spec spec;
+    assay_tensor_spec spec = {0};
     assay_tensor *tensor = NULL;
     int64_t count = 0;
     MUST(read_spec(ctx, index, given, &spec, &count));
