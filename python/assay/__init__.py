@@ -14,7 +14,7 @@ from typing import Any
 
 from ._between import between
 from ._case import Case, Expected, Unsupported, case, names
-from ._correct import assert_correct
+from ._correct import assert_close, assert_correct
 from ._evaluate import Evaluation, evaluate
 from ._library import BadInput
 from ._mark import cases
@@ -35,6 +35,7 @@ __all__ = [
     "Reference",
     "Report",
     "Unsupported",
+    "assert_close",
     "assert_correct",
     "between",
     "bits",

@@ -1,11 +1,13 @@
 """A kernel against a reference of PyTorch or JAX, in one line."""
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any, Callable, Iterable, Mapping
 
 from . import _library as lib
 from ._case import Case
+from ._case import case as open_case
 from ._report import Mismatch, Report
 from ._trace import as_function, library_of, module_of, named, trace
 
@@ -60,6 +62,13 @@ def case_of_numbers(reference: Callable[..., Any], example: Any, outputs: Iterab
     own = {path: given[path.split("/")[1]] for path in paths}
     types = {path: kinds[path.split("/")[1]] for path in paths if kinds[path.split("/")[1]] in PROFILES}
     return program.case(precision or (PROFILES[widths[0]] if widths else None), cache="", inputs=own, dtypes={path: kind for path, kind in types.items() if kind != narrowest})
+
+
+def assert_close(actual: Any, case: Case | str | os.PathLike[str], path: str = "outputs/y", *, precision: str | None = None) -> Report:
+    """In the place of ``torch.testing.assert_close(actual, expected, atol, rtol)``: one result of a case, which may be a name of the catalogue or a golden's file. Raises
+    `Mismatch` unless it is right at the precision."""
+    opened = case if isinstance(case, Case) else open_case(case)
+    return opened.check({path: actual}, precision, only=[path])
 
 
 def kernel_of(kernel: Callable[..., Any], reference: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:

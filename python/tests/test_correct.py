@@ -117,3 +117,16 @@ def test_a_cast_to_fp8_is_judged_as_codes(casts):
     for own in (lambda n, s: n.float() / s.float(), lambda n, s: (n.float() / s.float()).to(torch.float8_e5m2), lambda n, s: (n.float() / s.float() * 1.02).to(fp8)):
         with pytest.raises(assay.Mismatch):
             assay.assert_correct(own, reference, example, precision="bf16", gradients=False, fills=fills, casts=casts)
+
+
+def test_one_result_of_a_case(tmp_path):
+    case = assay.case("rms_norm/deepseek", precision="bf16")
+    case.save(tmp_path / "golden.h5")
+    right = torch.tensor(case.golden("outputs/y")).bfloat16()
+    for what in (case, "rms_norm/deepseek", tmp_path / "golden.h5"):
+        assert assay.assert_close(right, what).verdict == "PASS"
+        with pytest.raises(assay.Mismatch, match="outputs/y"):
+            assay.assert_close(right * 1.02, what, "outputs/y", precision="bf16")
+    assay.assert_close(case.golden("gradients/weights/scale").astype("float32"), case, "gradients/weights/scale")
+    with pytest.raises(assay.BadInput, match="only has y, which matches no output"):
+        assay.assert_close(right, case, "y")
