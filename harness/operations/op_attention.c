@@ -26,7 +26,7 @@ assay_status assay_window_of(assay_context *ctx, const assay_model_config *m, in
     return ASSAY_OK;
 }
 
-assay_status assay_attention_config_of(assay_context *ctx, const assay_case *c, assay_attention_config *config)
+static assay_status attention_config_of(assay_context *ctx, const assay_case *c, assay_attention_config *config)
 {
     const assay_model_config *m = &c->config;
     const bool grouped = assay_has_grouped_heads(m);
@@ -65,7 +65,7 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
     config->lse = c->config.return_lse;
     config->grouped = assay_has_grouped_heads(&c->config);
     config->shared = c->config.base_num_kv_heads > 0 && !assay_says_latent(&c->config);
-    return assay_attention_config_of(ctx, c, &config->attention);
+    return attention_config_of(ctx, c, &config->attention);
 }
 
 static int64_t axis_size(const void *config, char axis)

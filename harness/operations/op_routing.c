@@ -114,7 +114,8 @@ assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, as
     return assay_routing_check(ctx, config);
 }
 
-bool assay_has_per_expert_scale(const assay_case *c)
+/* Gemma 4 scales each expert's weight by a number of its own. */
+static bool has_per_expert_scale(const assay_case *c)
 {
     const assay_model_config *m = &c->config;
     return strcmp(m->decoder_block.text, "gemma4") == 0 && !m->fused_moe_func && !m->use_random_routing &&
@@ -132,8 +133,7 @@ void assay_describe_router(assay_describer *d, const assay_moe_config *config)
     const double experts = (double)config->routing.num_experts;
     if (config->emb_dim > 0) assay_describe_weight(d, "gate/kernel", assay_fill_fan_in(config->emb_dim), "DE");
     if (d->c->config.routed_bias) assay_describe_weight(d, "gate/bias", assay_fill_normal(0.1, 0.0), "E");
-    if (assay_has_per_expert_scale(d->c))
-        assay_describe_weight(d, "per_expert_scale", assay_fill_normal(0.25, 1.0), "E");
+    if (has_per_expert_scale(d->c)) assay_describe_weight(d, "per_expert_scale", assay_fill_normal(0.25, 1.0), "E");
     if (config->routing.hash_rows > 0)
         assay_describe_integers(d, "tid2eid", assay_fill_range(ASSAY_EXPERTS, 0.0, experts - 1), "VK");
 }

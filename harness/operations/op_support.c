@@ -58,7 +58,7 @@ void assay_describe_sized(assay_describer *d, const char *path, assay_dtype type
     if (d->status == ASSAY_OK) d->status = append(d->ctx, d->list, path, type, fill, &dims);
 }
 
-assay_dims assay_dims_of_axes(const assay_describer *d, const char *axes)
+static assay_dims dims_of_axes(const assay_describer *d, const char *axes)
 {
     assay_dims dims = {.labels = axes};
     for (int i = 0; axes[i] != '\0'; i++) dims.dims[i] = d->axis_size(d->config, axes[i]);
@@ -67,7 +67,7 @@ assay_dims assay_dims_of_axes(const assay_describer *d, const char *axes)
 
 void assay_describe(assay_describer *d, const char *path, assay_dtype type, const assay_fill *fill, const char *axes)
 {
-    assay_describe_sized(d, path, type, fill, assay_dims_of_axes(d, axes));
+    assay_describe_sized(d, path, type, fill, dims_of_axes(d, axes));
 }
 
 assay_tensor_entry *assay_described(assay_describer *d, int back)
@@ -96,7 +96,7 @@ void assay_describe_sized_output(assay_describer *d, const char *name, const ass
 
 void assay_describe_output(assay_describer *d, const char *name, const assay_fill *fill, const char *axes)
 {
-    assay_describe_sized_output(d, name, fill, assay_dims_of_axes(d, axes));
+    assay_describe_sized_output(d, name, fill, dims_of_axes(d, axes));
 }
 
 void assay_describe_sized_variable(assay_describer *d, const char *path, assay_fill fill, assay_dims dims)
@@ -109,7 +109,7 @@ void assay_describe_sized_variable(assay_describer *d, const char *path, assay_f
 
 void assay_describe_variable(assay_describer *d, const char *path, assay_fill fill, const char *axes)
 {
-    assay_describe_sized_variable(d, path, fill, assay_dims_of_axes(d, axes));
+    assay_describe_sized_variable(d, path, fill, dims_of_axes(d, axes));
 }
 
 static void describe_weight(assay_describer *d, const char *block, const char *name, assay_fill fill, assay_dims dims)
@@ -121,7 +121,7 @@ static void describe_weight(assay_describer *d, const char *block, const char *n
 
 void assay_describe_weight(assay_describer *d, const char *name, assay_fill fill, const char *axes)
 {
-    describe_weight(d, d->block, name, fill, assay_dims_of_axes(d, axes));
+    describe_weight(d, d->block, name, fill, dims_of_axes(d, axes));
 }
 
 void assay_describe_integers(assay_describer *d, const char *name, assay_fill fill, const char *axes)
@@ -141,7 +141,7 @@ void assay_describe_sized_result(assay_describer *d, const char *folder, const c
 
 void assay_describe_result(assay_describer *d, const char *folder, const char *name, assay_dtype type, const char *axes)
 {
-    assay_describe_sized_result(d, folder, name, type, assay_dims_of_axes(d, axes));
+    assay_describe_sized_result(d, folder, name, type, dims_of_axes(d, axes));
 }
 
 assay_dims assay_dims_of(const char *axes, const assay_shape *shape)

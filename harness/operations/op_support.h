@@ -52,7 +52,6 @@ void assay_describe_sized_result(assay_describer *d, const char *folder, const c
 /* checkpoints/LAYER name of a row, where there is such a tensor. */
 void assay_describe_checkpoint(assay_describer *d, const assay_tensor_row *row);
 assay_dims assay_dims_of(const char *axes, const assay_shape *shape);
-assay_dims assay_dims_of_axes(const assay_describer *d, const char *axes);
 
 /* inputs/positions as the case's `positions` says, unless `inputs:` describes it; in [0, max_position_embeddings). */
 void assay_describe_positions(assay_describer *d);
@@ -122,7 +121,6 @@ assay_status assay_check_hidden_moe(assay_context *ctx, const assay_moe_config *
 assay_status assay_rope_config_of(assay_context *ctx, const assay_case *c, assay_rope_config *config);
 /* Of heads of head_dim numbers, of which partial_rotary_factor are turned. */
 assay_status assay_key_rope_config_of(assay_context *ctx, const assay_case *c, assay_rope_config *config);
-assay_status assay_attention_config_of(assay_context *ctx, const assay_case *c, assay_attention_config *config);
 assay_status assay_gqa_config_of(assay_context *ctx, const assay_case *c, assay_gqa_config *config);
 assay_status assay_mla_config_of(assay_context *ctx, const assay_case *c,
                                  assay_mla_config *config); /* without a recipe */
@@ -149,9 +147,6 @@ assay_status assay_model_check(assay_context *ctx, const assay_case *c, unsigned
 /* The case's configuration with what is computed in the place of values that it leaves open. */
 assay_status assay_model_resolve(assay_context *ctx, const assay_case *c, unsigned components,
                                  assay_model_config *resolved);
-
-/* Gemma 4 scales each expert's weight by a number of its own. */
-bool assay_has_per_expert_scale(const assay_case *c);
 
 /* The mesh of a case. */
 assay_mesh assay_mesh_of(const assay_case *c);
