@@ -139,6 +139,29 @@ def compressed_attention(x, q, own, at, of, sign, first, wkv, wgate, bias, norm,
     return {"y": functional_call(projection, {"weight": wo.transpose(1, 2).flatten(0, 1)}, (o.reshape(1, tokens, groups, -1),))[0]}
 
 
+def compressed_sparse_attention(x, qr, q, own, at, sign, first, wkv, wgate, bias, norm, index_wkv, index_wgate, index_bias, index_norm, index_wq, weights_proj, sinks, count):
+    (tokens, heads, width), keys, ratio = q.shape, len(x), len(bias)
+    if at.tolist() != list(range(keys - tokens, keys)) or first.tolist() != [i * ratio for i in range(len(first))]:
+        raise Unsupported("queries are the last tokens")
+    config = SimpleNamespace(compress_rates={"compressed_sparse_attention": ratio}, head_dim=width, hidden_size=x.shape[1], rms_norm_eps=1e-6, max_position_embeddings=keys,
+                             num_attention_heads=heads, index_n_heads=index_wq.shape[1], index_head_dim=index_wq.shape[2], index_topk=count, q_lora_rank=qr.shape[1],
+                             rope_parameters={"compress": {"rope_type": "default", "rope_theta": 160000.0, "partial_rotary_factor": len(sign) / width}})
+    compressor = v4.DeepseekV4CSACompressor(config)
+    parameters = {"kv_proj.weight": wkv.T, "gate_proj.weight": wgate.T, "position_bias": bias, "kv_norm.weight": norm}
+    parameters |= {"indexer." + name: tensor for name, tensor in {"kv_proj.weight": index_wkv.T, "gate_proj.weight": index_wgate.T, "position_bias": index_bias,
+                   "kv_norm.weight": index_norm, "q_b_proj.weight": index_wq.flatten(1).T, "scorer.weights_proj.weight": weights_proj.T}.items()}
+    positions = torch.arange(keys)[None]
+    entries, chosen = functional_call(compressor, parameters, (x[None], F.pad(qr, (0, 0, keys - tokens, 0))[None], positions, None, 0))
+    chosen = chosen[:, :, -tokens:]
+    distance = at[:, None] - positions
+    near = torch.zeros(tokens, keys, dtype=x.dtype).masked_fill((distance < 0) | (distance > 2), -torch.inf)
+    module = SimpleNamespace(num_key_value_groups=heads, sinks=sinks, training=False)
+    together = torch.cat([own[None, None], entries], 2)
+    o, _ = v4.eager_attention_forward(module, q.transpose(0, 1)[None], together, together, torch.cat([near[None, None], chosen], -1), width**-0.5)
+    cos, sin = compressor.rotary_emb(o, position_ids=at[None], layer_type="compress")
+    return {"y": v4.apply_rotary_pos_emb(o.transpose(1, 2), cos, -sin).transpose(1, 2)[0], "routing/ids/top_k": (chosen[0, 0] == 0).nonzero()[:, 1].reshape(tokens, -1).int()}
+
+
 def layer(x, positions, family, chunks=None, **weights):
     """Of Gemma 3 or 4 with a window of three, or of Llama 4 with chunks."""
     heads, width, _ = weights["q_proj"].shape
@@ -178,7 +201,7 @@ BLOCKS = {
     "linear-cross-entropy": (linear_cross_entropy, {"cap": 10, "weight": 0.01}), "linear-cross-entropy-stored": (linear_cross_entropy, {"cap": 30, "weight": 0.05}),
     "ssd": (ssd, {}), "ssd-groups": (ssd, {"groups": 2}),
     "sparse-attention": (sparse_attention, {"rotated": 4, "count": 5}), "sparse-attention-odd": (sparse_attention, {"rotated": 2, "count": 3}),
-    "kda": (kda, {}), "kda-bounded": (kda, {"bound": -5.0}), "compressed-attention": (compressed_attention, {}),
+    "kda": (kda, {}), "kda-bounded": (kda, {"bound": -5.0}), "compressed-attention": (compressed_attention, {}), "compressed-sparse-attention": (compressed_sparse_attention, {"count": 3}),
     **{f"{family}-layer": (layer, {"family": family}) for family in ("gemma3", "gemma4", "llama4")},
 }
 

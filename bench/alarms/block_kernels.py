@@ -247,6 +247,49 @@ def weighed_hidden_codes(k, x, weight, group_sizes, gate, up, down):
     return {"y": by_group(k, quantised(k, "q", h, QUANTISERS["mxfp8_e4m3"]), down, group_sizes)}
 
 
+def overlapping_entries(k, name, x, wkv, wgate, bias, norm, first, rotated):
+    """Of each window's tokens the second half of what they are projected to, and the first half of the window before."""
+    ratio, width = len(bias), len(norm)
+    z = k.step(name + "z", k.product("sd,de->se", x, wgate).unflatten(0, (-1, ratio)) + bias)
+    kv = k.step(name + "kv", k.product("sd,de->se", x, wkv).unflatten(0, (-1, ratio)))
+    gates = torch.cat([torch.cat([torch.full_like(z[:1, :, :width], -1e30), z[:-1, :, :width]]), z[..., width:]], 1)
+    rows = torch.cat([torch.cat([torch.zeros_like(kv[:1, :, :width]), kv[:-1, :, :width]]), kv[..., width:]], 1)
+    n = k.step(name + "n", k.rms_norm((k.softmax(gates.transpose(1, 2)) * rows.transpose(1, 2)).sum(-1), norm))
+    return torch.cat([n[..., :-rotated], turned(n[..., -rotated:], first, 160000.0, True)], -1)
+
+
+def compressed_sparse_attention(k, x, qr, q, own, at, sign, first, wkv, wgate, bias, norm, index_wkv, index_wgate, index_bias, index_norm, index_wq, weights_proj, sinks, count=3):
+    (tokens, heads, width), ratio, rotated = q.shape, len(bias), len(sign)
+    c = k.step("c", overlapping_entries(k, "", x, wkv, wgate, bias, norm, first, rotated))
+    ik = k.step("ik", overlapping_entries(k, "i", x, index_wkv, index_wgate, index_bias, index_norm, first, rotated))
+    iq = k.step("iq", k.product("tq,qhi->thi", qr, index_wq))
+    query = k.step("query", torch.cat([iq[..., :-rotated], turned(iq[..., -rotated:], at, 160000.0, True)], -1))
+    weight = k.step("weight", k.product("td,dh->th", x[-tokens:], weights_proj) * iq.shape[1] ** -0.5)
+    score = k.step("score", k.product("th,thw->tw", weight, F.relu(k.product("thi,wi->thw", query, ik)) * iq.shape[2] ** -0.5))
+    past = first + ratio <= at[:, None] + 1
+    ids = score.detach().masked_fill(~past, -1e30).sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    k.choice = {"routing/ids/top_k": ids.int().numpy()}
+    place = torch.arange(len(x))
+    near = (place <= at[:, None]) & (place > at[:, None] - 3)
+    window = (k.product("tnc,sc->tns", q, own) * width**-0.5).masked_fill(~near[:, None], -1e30)
+    sink = sinks.expand(tokens, heads)[..., None]
+    if k.main == "dense":  # over all entries, of which those that are not chosen have no weight
+        mask = torch.full_like(score, -1e30).scatter(1, ids, 0.0)
+        p = k.softmax(torch.cat([window, k.product("tnc,wc->tnw", q, c) * width**-0.5 + mask[:, None], sink], -1))
+        o = k.product("tny,yc->tnc", p[..., :-1], torch.cat([own, c]))
+    else:
+        s = k.product("tnc,tkc->tnk", q, c[ids]) * width**-0.5
+        if k.main == "parts":  # each with its lse, and the sink where they meet
+            made = [k.product("tns,sc->tnc", torch.softmax(window, -1), own), k.product("tnk,tkc->tnc", torch.softmax(s, -1), c[ids])]
+            share = torch.softmax(torch.cat([torch.logsumexp(window, -1, True), torch.logsumexp(s, -1, True), sink], -1), -1)
+            o = share[..., :1] * made[0] + share[..., 1:2] * made[1]
+        else:
+            p = k.step("p", k.softmax(torch.cat([window, s, sink], -1)))
+            o = k.product("tns,sc->tnc", p[..., : len(x)], own) + k.product("tnk,tkc->tnc", p[..., len(x) : -1], c[ids])
+    o = k.step("o", o)
+    return {"y": torch.cat([o[..., :-rotated], turned(o[..., -rotated:], at, 160000.0, True, True)], -1)}
+
+
 def without_weight(k, x, epsilon):
     return x * k.rsqrt(k.sum(x * x)[..., None] / x.shape[-1] + epsilon)
 
@@ -483,6 +526,7 @@ KERNELS = {
     "lora-by-token": (lora_by_token, LORA, {}), "lora-experts": (lora_experts, ("groups", "gathered", "weight on each"), {}),
     "mtp": (mtp, ROWS, {}), "kda": (kda, DELTA, {}), "kda-bounded": (kda, DELTA, {"bounded": True}),
     "compressed-attention": (compressed_attention, ("columns", "sink as a factor", "parts"), {}),
+    "compressed-sparse-attention": (compressed_sparse_attention, ("chosen", "dense", "parts"), {}),
 }
 UNROUNDED = {"outputs/z_loss"}  # statistics
 CODES = {"indexer-codes", "weighed-hidden-codes"}  # these kernels give theirs

@@ -118,6 +118,7 @@ static const results_of NO_SUMS[] = {
     {"program/dispatch-combine", "checkpoints/*"},
     {"program/dispatch-combine", "outputs/[pir]*"},
     {"program/eplb", "*"},
+    {"program/compressed-sparse-attention", "checkpoints/[jw]"},
     {"program/dispatch-combine", "gradients/inputs/back"},
     {"program/adamw", "*"}, /* number by number */
     {"program/muon*", "checkpoints/[bu]"},
@@ -129,8 +130,8 @@ static const results_of NO_SUMS[] = {
     {"program/masks", "checkpoints/[ijens]*"},
     {"program/lora-by-token", "checkpoints/own"},
     {"program/mtp", "checkpoints/c[0-2]"},
-    {"program/compressed-attention", "checkpoints/near"},
-    {"program/compressed-attention", "checkpoints/past"},
+    {"program/compressed-*", "checkpoints/near"},
+    {"program/compressed-*", "checkpoints/past"},
     {"gqa/one-token", "gradients/weights/*bias"},
     {"*one-expert*", "outputs/weights"},
     {"*", "routing/*weights"}, /* routing has them as outputs, divided by a sum or not */
