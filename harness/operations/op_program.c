@@ -84,6 +84,15 @@ static int64_t gathered_terms(const assay_program *p, int gather)
     return 0;
 }
 
+/* What rotations alone read, as their frequencies: it has no gradient. */
+static bool is_frequencies(const assay_program *p, int place)
+{
+    int readers = 0;
+    for (const assay_program_node *node = p->nodes + 1; node < p->nodes + p->node_count; node++)
+        readers += node->in_count == 3 && node->in[2] == place && strcmp(node->step->name, "rope") == 0;
+    return readers > 0 && readers == p->nodes[place].readers;
+}
+
 /* Numbers of order 1 stay so: a kernel by what its sum has of terms, the scale of a norm near 1. */
 static assay_fill fill_of(const assay_program *p, int place)
 {
@@ -95,6 +104,7 @@ static assay_fill fill_of(const assay_program *p, int place)
         whole.over = (double)tensor->over;
         return whole;
     }
+    if (is_frequencies(p, place)) return assay_fill_range(ASSAY_UNIFORM, 0, 1);
     for (int i = 1; i < p->node_count && tensor->weight; i++) {
         const assay_program_node *reader = &p->nodes[i];
         for (int k = 1; k < reader->in_count; k++) {
@@ -161,8 +171,8 @@ static void describe_given(assay_describer *d, const assay_program *p, int place
     const assay_program_node *node = &p->nodes[place];
     const assay_fill fill = fill_of(p, place);
     const char *path = p->tensors[node->input].path;
-    if (node->integers) {
-        assay_describe_sized(d, path, ASSAY_INT32, &fill, dims_of(node));
+    if (node->integers || is_frequencies(p, place)) {
+        assay_describe_sized(d, path, node->integers ? ASSAY_INT32 : d->c->dtype, &fill, dims_of(node));
     } else {
         assay_describe_sized_variable(d, path, fill, dims_of(node));
         label(d, 2, node->axes);

@@ -128,6 +128,7 @@ static const results_of NO_SUMS[] = {
     {"program/sparse-attention*", "checkpoints/[sc]*n"},
     {"program/indexer-loss", "checkpoints/seen"},
     {"program/masks", "checkpoints/[ijens]*"},
+    {"program/rope-frequencies", "*"},
     {"program/lora-by-token", "checkpoints/own"},
     {"program/mtp", "checkpoints/c[0-2]"},
     {"program/compressed-*", "checkpoints/near"},

@@ -11,10 +11,11 @@
 
 static assay_status angles_forward(assay_context *ctx, const graph_call *c)
 {
-    const assay_rope_config *config = &c->step->with.rope.config;
+    assay_rope_config config = c->step->with.rope.config;
     const int64_t tokens = graph_in_size(c->graph, c->step, 0);
-    const assay_status status = assay_rope_check_positions(ctx, c->indices[0], tokens, config);
-    if (status == ASSAY_OK) assay_rope_angles(ctx, c->y[0], c->indices[0], tokens, config);
+    const assay_status status = assay_rope_check_positions(ctx, c->indices[0], tokens, &config);
+    config.frequencies = c->x[1];
+    if (status == ASSAY_OK) assay_rope_angles(ctx, c->y[0], c->indices[0], tokens, &config);
     return status;
 }
 

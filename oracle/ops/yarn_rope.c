@@ -49,7 +49,7 @@ assay_status assay_rope_check(assay_context *ctx, const assay_rope_config *confi
 assay_status assay_rope_check_positions(assay_context *ctx, const int32_t *positions, int64_t tokens,
                                         const assay_rope_config *config)
 {
-    for (int64_t t = 0; t < tokens; t++) {
+    for (int64_t t = 0; t < tokens && config->max_position_embeddings > 0; t++) {
         if (positions[t] >= 0 && positions[t] < config->max_position_embeddings) continue;
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "inputs/positions[%" PRId64 "] is %" PRId32 ", expected 0 to %" PRId64
@@ -138,6 +138,7 @@ void assay_rope_angles(const assay_context *ctx, double *angles, const int32_t *
         if (ramp > 0 && ramp < 1) ramp += rounding_of(ctx, (double)ramp); /* of 1 - ramp near 0 it is many roundings */
         frequencies[i] = frequency(config, ramp, i);
         frequencies[i] += rounding_of(ctx, (double)frequencies[i]);
+        if (config->frequencies != NULL) frequencies[i] = config->frequencies[i];
     }
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t t = 0; t < tokens; t++)

@@ -28,8 +28,9 @@ typedef struct assay_rope_config {
     bool yarn;                 /* rope_type: yarn; else default */
     double rope_max_timescale; /* rope_theta */
     double rope_factor, beta_fast, beta_slow;
-    int64_t max_position_embeddings, original_max_position_embeddings;
+    int64_t max_position_embeddings /* 0: any */, original_max_position_embeddings;
     bool interleave, truncate, attention_scaling, pairwise;
+    const double *frequencies; /* [dim / 2], in the place of those above; NULL: none are given */
 } assay_rope_config;
 
 /* The rotation of each token, the same for all heads. */

@@ -7,7 +7,9 @@
 #pragma once
 
 #include "oracle/base/tensor.h"
+#include "oracle/ops/attention.h"
 #include "oracle/ops/quantize.h"
+#include "oracle/ops/yarn_rope.h"
 
 enum {
     ASSAY_PROGRAM_OPERANDS = 6,
@@ -161,6 +163,10 @@ const assay_program_step *assay_program_step_by_name(const char *name, size_t le
 /* A parameter of a node by its place in the row; NAN and "" where it was not given and has nothing else. */
 double assay_program_number(const assay_program_node *node, const char *parameter);
 const char *assay_program_axes(const assay_program_node *node, const char *parameter); /* or a word */
+/* How a node of rope turns; positions have no bound. */
+assay_rope_config assay_program_rope(const assay_program_node *node);
+assay_attention_config assay_program_attention(const assay_shape *query, const assay_shape *value,
+                                               const assay_program_node *node);
 /* How a node of quantise does, of its own shape. */
 assay_quantize_config assay_program_quantize(const assay_program_node *node);
 /* The line whose codes, or scales, have that path; NULL: there is none. */

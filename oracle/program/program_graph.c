@@ -23,30 +23,6 @@ struct form {
     int besides;  /* steps that it takes besides its own */
 };
 
-static assay_rope_config rope_of(const assay_program_node *node)
-{
-    const bool interleave = assay_program_number(node, "interleave") != 0;
-    return (assay_rope_config){.dim = node->shape.dims[node->shape.rank - 1],
-                               .rope_max_timescale = assay_program_number(node, "theta"),
-                               .max_position_embeddings = INT64_C(1) << 30,
-                               .interleave = interleave,
-                               .pairwise = interleave};
-}
-
-static assay_attention_config attention_of(const assay_shape *query, const assay_shape *value,
-                                           const assay_program_node *node)
-{
-    return (assay_attention_config){.batch = query->dims[0],
-                                    .sequence = query->dims[1],
-                                    .heads = query->dims[2],
-                                    .qk_dim = query->dims[3],
-                                    .v_dim = value->dims[3],
-                                    .mask_padding = true,
-                                    .kv_heads = value->dims[2],
-                                    .window = (int64_t)assay_program_number(node, "window"),
-                                    .soft_cap = assay_program_number(node, "soft_cap")};
-}
-
 /* A step of the kind, with those of its parameters that the program's step has: others are 0. */
 static int plain(graph *g, const form *of, const assay_program_node *node, const int *in)
 {
@@ -133,8 +109,10 @@ static int norm(graph *g, const form *of, const assay_program_node *node, const 
 
 static int rope(graph *g, const form *of, const assay_program_node *node, const int *in)
 {
-    const assay_rope_config config = rope_of(node);
+    const assay_rope_config config = assay_program_rope(node);
     const graph_turns turns = graph_rotations(g, in[1], &config);
+    const int angles = g->steps[g->tensors[turns.cosine].step].in[0];
+    if (node->in_count > 2) g->steps[g->tensors[angles].step].in[1] = in[2];
     (void)of;
     return graph_rope(g, in[0], 0, &turns);
 }
@@ -166,7 +144,7 @@ static int attention(graph *g, const form *of, const assay_program_node *node, c
 {
     const char *query = g->tensors[in[0]].row.axes, *value = g->tensors[in[2]].row.axes;
     const assay_attention_config config =
-        attention_of(&g->tensors[in[0]].row.shape, &g->tensors[in[2]].row.shape, node);
+        assay_program_attention(&g->tensors[in[0]].row.shape, &g->tensors[in[2]].row.shape, node);
     const double scale = assay_program_number(node, "scale");
     const char lse[] = {query[0], query[2], query[1], '\0'}, out[] = {query[0], query[1], query[2], value[3], '\0'};
     int operands[5] = {scaled_query(g, in[0], scale != 0 ? scale : 1 / sqrt((double)config.qk_dim)), in[1], in[2]};

@@ -425,7 +425,33 @@ static assay_status rotated(check *c)
         return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%c is %" PRId64 ", expected an even number from 2 to %d",
                           x->axes[x->shape.rank - 1], width, ASSAY_ROPE_DIM_MAX);
     if (!(theta > 1)) return assay_fail(c->ctx, ASSAY_BAD_INPUT, "theta is %g, expected above 1", theta);
-    return as_first(c);
+    const assay_program_node *frequencies = c->node->in_count > 2 ? operand(c, 2) : NULL;
+    if (frequencies == NULL || (frequencies->input >= 0 && assay_shape_count(&frequencies->shape) == width / 2))
+        return as_first(c);
+    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "frequencies are expected to be an input [%" PRId64 "]", width / 2);
+}
+
+assay_rope_config assay_program_rope(const assay_program_node *node)
+{
+    const bool interleave = assay_program_number(node, "interleave") != 0;
+    return (assay_rope_config){.dim = node->shape.dims[node->shape.rank - 1],
+                               .rope_max_timescale = assay_program_number(node, "theta"),
+                               .interleave = interleave,
+                               .pairwise = interleave};
+}
+
+assay_attention_config assay_program_attention(const assay_shape *query, const assay_shape *value,
+                                               const assay_program_node *node)
+{
+    return (assay_attention_config){.batch = query->dims[0],
+                                    .sequence = query->dims[1],
+                                    .heads = query->dims[2],
+                                    .qk_dim = query->dims[3],
+                                    .v_dim = value->dims[3],
+                                    .mask_padding = true,
+                                    .kv_heads = value->dims[2],
+                                    .window = (int64_t)assay_program_number(node, "window"),
+                                    .soft_cap = assay_program_number(node, "soft_cap")};
 }
 
 /* What is left out or not stands behind query, key and value: segment_ids [B,S], whole numbers, and sinks [N]. */

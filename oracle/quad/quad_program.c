@@ -556,14 +556,12 @@ static quad_node gated_delta_state(machine *m)
 static quad_node rope(machine *m)
 {
     const named *x = operand(m, 0);
-    const int64_t width = x->shape.dims[x->shape.rank - 1],
-                  tokens = assay_shape_count(&m->p->nodes[m->node->in[1]].shape);
-    const bool interleave = assay_program_number(m->node, "interleave") != 0;
-    const assay_rope_config config = {.dim = width,
-                                      .rope_max_timescale = assay_program_number(m->node, "theta"),
-                                      .max_position_embeddings = INT64_C(1) << 30,
-                                      .interleave = interleave,
-                                      .pairwise = interleave};
+    const int64_t tokens = assay_shape_count(&m->p->nodes[m->node->in[1]].shape);
+    assay_rope_config config = assay_program_rope(m->node);
+    double *own = m->node->in_count > 2 ? quad_keep(m->t, config.dim / 2, sizeof *own) : NULL;
+    for (int64_t i = 0; own != NULL && i < config.dim / 2; i++)
+        own[i] = (double)quad_values(m->t, operand(m, 2)->node)[i];
+    config.frequencies = own;
     const quad *turns = quad_turns(m->t, &config, tokens, index_operand(m, 1));
     return turns == NULL ? 0 : quad_rotate(m->t, as_rows(m, x, count_of(x) / tokens), &config, turns);
 }
@@ -571,26 +569,19 @@ static quad_node rope(machine *m)
 static quad_node attend(machine *m, quad_node *lse)
 {
     const named *query = operand(m, 0), *key = operand(m, 1), *value = operand(m, 2);
-    const int64_t *q = query->shape.dims, *v = value->shape.dims;
-    const assay_attention_config config = {.batch = q[0],
-                                           .sequence = q[1],
-                                           .heads = q[2],
-                                           .qk_dim = q[3],
-                                           .v_dim = v[3],
-                                           .mask_padding = true,
-                                           .kv_heads = v[2],
-                                           .window = (int64_t)assay_program_number(m->node, "window"),
-                                           .soft_cap = assay_program_number(m->node, "soft_cap")};
+    const assay_attention_config config = assay_program_attention(&query->shape, &value->shape, m->node);
     const double scale = assay_program_number(m->node, "scale");
     const int32_t *segments = NULL;
     quad_node sinks = 0;
     for (int i = 3; i < m->node->in_count; i++) {
         if (m->p->nodes[m->node->in[i]].integers) segments = index_operand(m, i);
-        if (!m->p->nodes[m->node->in[i]].integers) sinks = as_rows(m, operand(m, i), q[2]);
+        if (!m->p->nodes[m->node->in[i]].integers) sinks = as_rows(m, operand(m, i), config.heads);
     }
     return quad_attend(m->t, &config,
-                       quad_times(m->t, as_rows(m, query, q[2] * q[3]), scale != 0 ? scale : 1 / sqrt((double)q[3])),
-                       as_rows(m, key, v[2] * q[3]), as_rows(m, value, v[2] * v[3]), sinks, segments, lse);
+                       quad_times(m->t, as_rows(m, query, config.heads * config.qk_dim),
+                                  scale != 0 ? scale : 1 / sqrt((double)config.qk_dim)),
+                       as_rows(m, key, config.kv_heads * config.qk_dim),
+                       as_rows(m, value, config.kv_heads * config.v_dim), sinks, segments, lse);
 }
 
 static quad_node attention(machine *m)

@@ -32,6 +32,7 @@ static quad correction(const assay_rope_config *config, double rotations)
 quad quad_frequency(const assay_rope_config *config, int64_t i)
 {
     quad base = 1 / powq(config->rope_max_timescale, (quad)(2 * i) / config->dim);
+    if (config->frequencies != NULL) return config->frequencies[i];
     if (!config->yarn) return base;
     quad low = correction(config, config->beta_fast), high = correction(config, config->beta_slow);
     if (config->truncate) low = floorq(low), high = ceilq(high);
@@ -55,7 +56,7 @@ static quad attention_factor(const assay_rope_config *config)
 quad *quad_turns(quad_tape *t, const assay_rope_config *config, int64_t tokens, const int32_t *positions)
 {
     check(t, config);
-    for (int64_t i = 0; t->status == ASSAY_OK && i < tokens; i++) {
+    for (int64_t i = 0; t->status == ASSAY_OK && i < tokens && config->max_position_embeddings > 0; i++) {
         if (positions[i] >= 0 && positions[i] < config->max_position_embeddings) continue;
         quad_refuse(t, "position %d of token %lld is outside 0 to %lld", (int)positions[i], (long long)i,
                     (long long)config->max_position_embeddings - 1);

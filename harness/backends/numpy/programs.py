@@ -284,9 +284,9 @@ class Machine:
 
     # attention
 
-    def step_rope(self, x, positions, theta=10000.0, interleave=False):
+    def step_rope(self, x, positions, own=None, theta=10000.0, interleave=False):
         half = x.value.shape[-1] // 2
-        frequencies = self.ar.value(theta ** (-np.arange(half) / half))
+        frequencies = self.ar.value(theta ** (-np.arange(half) / half)) if own is None else own.value
         angle = self.ar.value(self.ar.value(positions.value)[..., None] * frequencies)
         angle = angle.reshape(positions.value.shape + (1,) * (x.value.ndim - positions.value.ndim - 1) + (half,))
         cos, sin = self.ar.function(np.cos, angle), self.ar.function(np.sin, angle)

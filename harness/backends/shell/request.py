@@ -100,8 +100,8 @@ class Request:
                         self.tensors[name] = item[()]
                         return
                     self.tensors[name] = item[()] if item.dtype.kind == "i" else item[()].astype(float_type)
-                    if narrow and item.attrs.get("float_type") == "float32":
-                        self.wide.add(name)  # float32 beside a narrower grid: used as it is
+                    if narrow and item.attrs.get("float_type") in ("float32", "float64"):
+                        self.wide.add(name)  # finer beside a narrower grid: used as it is
                 elif name.startswith(RESULTS):
                     expects.append(name)
 

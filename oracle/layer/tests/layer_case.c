@@ -13,7 +13,7 @@ double layer_case_uniform(uint64_t *state)
 layer_case layer_case_make(int64_t layers, int64_t dense, int64_t batch, int64_t sequence)
 {
     const int64_t dim = 8;
-    const assay_rope_config rope = {2, true, 10000, 40, 32, 1, 163840, 4096, true, true, false, false};
+    const assay_rope_config rope = {2, true, 10000, 40, 32, 1, 163840, 4096, true, true, false, false, NULL};
     const assay_mla_config mla = {.batch = batch,
                                   .sequence = sequence,
                                   .emb_dim = dim,

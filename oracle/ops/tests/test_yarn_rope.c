@@ -13,7 +13,7 @@ enum { HEADS = 3, LAST = INT32_MAX - 1 };
 /* DeepSeek-V3's */
 static assay_rope_config deepseek(int64_t dim)
 {
-    return (assay_rope_config){dim, true, 10000, 40, 32, 1, INT32_MAX, 4096, true, true, false, false};
+    return (assay_rope_config){dim, true, 10000, 40, 32, 1, INT32_MAX, 4096, true, true, false, false, NULL};
 }
 
 static const int32_t POSITIONS[] = {0, 1, 2, 710, 4095, 4096, 163839, 163839, LAST};

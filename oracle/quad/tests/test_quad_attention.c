@@ -6,12 +6,12 @@ static const double pi = 3.141592653589793;
 
 static assay_rope_config plain_rope(int64_t dim)
 {
-    return (assay_rope_config){dim, false, 10000, 0, 0, 0, 163840, 163840, false, false, false, false};
+    return (assay_rope_config){dim, false, 10000, 0, 0, 0, 163840, 163840, false, false, false, false, NULL};
 }
 
 static assay_rope_config yarn(int64_t dim, int64_t original)
 {
-    return (assay_rope_config){dim, true, 10000, 40, 32, 1, 163840, original, true, true, false, false};
+    return (assay_rope_config){dim, true, 10000, 40, 32, 1, 163840, original, true, true, false, false, NULL};
 }
 
 /* One token and head of `dim` numbers. */

@@ -6,7 +6,7 @@
 
 static assay_rope_config rope_of(int64_t dim, bool yarn, int64_t original)
 {
-    return (assay_rope_config){dim, yarn, 10000, 40, 32, 1, 163840, original, yarn, true, false, false};
+    return (assay_rope_config){dim, yarn, 10000, 40, 32, 1, 163840, original, yarn, true, false, false, NULL};
 }
 
 /* Scales are powers of two, so numbers with few bits stay. */

@@ -270,7 +270,7 @@ TEST(test_rotations)
 {
     for (int i = 0; i < 3; i++) {
         const assay_rope_config config = {
-            COLUMNS / (i == 1 ? 3 : 1), false, 10000, 0, 0, 0, 4096, 64, i > 0, false, false, i == 2};
+            COLUMNS / (i == 1 ? 3 : 1), false, 10000, 0, 0, 0, 4096, 64, i > 0, false, false, i == 2, NULL};
         check("a rotation", turned, &config);
     }
 }
