@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "harness/fixes/evaluate_again.h"
+#include "harness/golden/golden_memory.h"
 #include "harness/plan/golden_read.h"
 #include "oracle/base/memory.h"
 
@@ -79,101 +80,64 @@ static bool same_number(double one, double other)
     return one == other || (isnan(one) && isnan(other));
 }
 
-/* The golden's numbers and how much farther off the second is than the first. */
-static assay_status subtract(assay_context *ctx, const pair *p, assay_tensor *tensor, bool *same)
-{
-    OWNED double *values = NULL;
-    double *of[4];
-    const int64_t count = tensor->count;
-    MUST(assay_alloc_f64(ctx, tensor->spec.path, 4 * count, &values));
-    for (int i = 0; i < 4; i++) {
-        of[i] = values + i * count;
-        MUST(assay_fixture_read(ctx, i < 2 ? p->candidate[i] : p->against[i - 2], tensor->spec.path, 0, count, of[i]));
-    }
-    for (int64_t i = 0; i < count; i++) {
-        const double golden = tensor->values[i], one = of[0][i], other = of[1][i];
-        *same &= same_number(one, other);
-        if (same_number(one, other) && same_number(of[2][i], of[3][i])) continue; /* infinities too */
-        tensor->values[i] = golden + ((other - of[3][i]) - (one - of[2][i]));
-    }
-    return ASSAY_OK;
-}
-
-/* Integers that are no choice must be equal. */
-static assay_status hold_equal(assay_context *ctx, const pair *p, assay_tensor *tensor, bool *same)
-{
-    OWNED int32_t *values = NULL;
-    const int64_t count = tensor->count;
-    MUST(assay_alloc_i32(ctx, tensor->spec.path, 2 * count, &values));
-    for (int i = 0; i < 2; i++)
-        MUST(assay_fixture_read_i32(ctx, p->candidate[i], tensor->spec.path, 0, count, values + i * count));
-    for (int64_t i = 0; i < count; i++) {
-        if (values[i] == values[count + i]) continue;
-        *same = false;
-        if (assay_role_is_required(tensor->spec.role)) tensor->indices[i] ^= 1;
-    }
-    return ASSAY_OK;
-}
-
+/* The golden's numbers, and how much farther off the second is than the first. Integers that are required must be equal: others are a
+ * choice, or follow from it. */
 static assay_status take(assay_context *ctx, const pair *p, const assay_tensor_spec *spec, assay_tensor_set *set,
                          bool *same)
 {
     const assay_source golden = assay_fixture_source(p->golden);
+    OWNED double *values = NULL;
+    double *of[4];
     MUST(assay_tensor_set_read(ctx, set, spec, &golden));
     assay_tensor *tensor = &set->items[set->count - 1];
-    tensor->spec.type = spec->type == ASSAY_INT32 ? ASSAY_INT32 : ASSAY_FLOAT64;
-    return tensor->indices != NULL ? hold_equal(ctx, p, tensor, same) : subtract(ctx, p, tensor, same);
-}
-
-static assay_status open_difference(assay_context *ctx, const assay_tensor_set *set, assay_fixture_reader **reader)
-{
-    OWNED assay_memory_tensor *tensors = NULL;
-    MUST(assay_alloc_list(ctx, "list of tensors", set->count + 1, sizeof *tensors, &tensors));
-    for (int i = 0; i < set->count; i++)
-        tensors[i] = (assay_memory_tensor){set->items[i].spec, set->items[i].values, set->items[i].indices};
-    return assay_fixture_of_memory(ctx, "candidate", set->count, tensors, reader);
+    if (tensor->values != NULL) tensor->spec.type = ASSAY_FLOAT64;
+    MUST(assay_alloc_f64(ctx, spec->path, 4 * tensor->count, &values));
+    for (int i = 0; i < 4; i++) {
+        of[i] = values + i * tensor->count;
+        MUST(assay_fixture_read(ctx, i < 2 ? p->candidate[i] : p->against[i - 2], spec->path, 0, tensor->count, of[i]));
+    }
+    for (int64_t i = 0; i < tensor->count; i++) {
+        const double one = of[0][i], other = of[1][i];
+        const bool equal = same_number(one, other);
+        *same &= equal;
+        if (tensor->indices != NULL && !equal && assay_role_is_required(spec->role)) tensor->indices[i] ^= 1;
+        if (tensor->indices != NULL || (equal && same_number(of[2][i], of[3][i]))) continue; /* infinities too */
+        tensor->values[i] += (other - of[3][i]) - (one - of[2][i]);
+    }
+    return ASSAY_OK;
 }
 
 /* ---- choices of experts, and the next token ---- */
 
-static assay_status compare_choices(assay_context *ctx, const assay_golden *golden, const assay_between_side sides[2],
-                                    assay_between *b)
+/* In any order of slots. */
+static bool same_experts(int64_t count, const double *one, const double *other)
 {
-    for (int i = 0; i < assay_fixture_count(golden->reader); i++) {
-        const assay_tensor_spec *spec = assay_fixture_spec(golden->reader, i);
-        char margin[ASSAY_PATH_SIZE];
-        OWNED int32_t *ids = NULL;
-        OWNED double *margins = NULL;
-        const char *end = strstr(spec->path, "selected_experts");
-        if (!assay_path_is_choice(spec->path) || end == NULL || spec->shape.rank < 1) continue;
-        const int64_t count = assay_shape_count(&spec->shape), per_token = spec->shape.dims[spec->shape.rank - 1];
-        bool both = per_token > 0;
-        for (int s = 0; s < 2; s++) {
-            const assay_tensor_spec *found = assay_fixture_find(sides[s].candidate, spec->path);
-            both &= found != NULL && found->type == ASSAY_INT32 && assay_shape_equal(&found->shape, &spec->shape);
-        }
-        if (!both) continue;
-        const int64_t tokens = count / per_token;
-        MUST(assay_alloc_i32(ctx, spec->path, 2 * count, &ids));
-        MUST(assay_alloc_zeros(ctx, spec->path, tokens, &margins));
-        for (int s = 0; s < 2; s++)
-            MUST(assay_fixture_read_i32(ctx, sides[s].candidate, spec->path, 0, count, ids + s * count));
-        snprintf(margin, sizeof margin, "%.*smargin", (int)(end - spec->path), spec->path);
-        const assay_tensor_spec *known = assay_fixture_find(golden->reader, margin);
-        if (known != NULL && assay_shape_count(&known->shape) == tokens)
-            MUST(assay_fixture_read(ctx, golden->reader, margin, 0, tokens, margins));
-        b->tokens += tokens;
-        for (int64_t t = 0; t < tokens; t++) {
-            bool other = false; /* in any order of slots */
-            for (int64_t k = 0; k < per_token; k++) {
-                bool found = false;
-                for (int64_t j = 0; j < per_token; j++)
-                    found |= ids[t * per_token + k] == ids[count + t * per_token + j];
-                other |= !found;
-            }
-            b->differ += other;
-            if (other) b->margin = fmax(b->margin, margins[t]);
-        }
+    for (int64_t k = 0; k < count; k++) {
+        bool found = false;
+        for (int64_t j = 0; j < count; j++) found |= one[k] == other[j];
+        if (!found) return false;
+    }
+    return true;
+}
+
+static assay_status compare_choice(assay_context *ctx, const pair *p, const assay_tensor_spec *spec, assay_between *b)
+{
+    char margin[ASSAY_PATH_SIZE];
+    OWNED double *ids = NULL;
+    const int64_t count = assay_shape_count(&spec->shape), slots = spec->shape.dims[spec->shape.rank - 1];
+    const int stem = (int)(strlen(spec->path) - strlen("selected_experts"));
+    snprintf(margin, sizeof margin, "%.*smargin", stem, spec->path);
+    if (count == 0 || !both_have(p, spec)) return ASSAY_OK;
+    MUST(assay_alloc_zeros(ctx, spec->path, 3 * count, &ids)); /* of both; and margins */
+    for (int s = 0; s < 2; s++) MUST(assay_fixture_read(ctx, p->candidate[s], spec->path, 0, count, ids + s * count));
+    const assay_tensor_spec *known = assay_fixture_find(p->golden, margin);
+    if (known != NULL && assay_shape_count(&known->shape) == count / slots)
+        MUST(assay_fixture_read(ctx, p->golden, margin, 0, count / slots, ids + 2 * count));
+    b->tokens += count / slots;
+    for (int64_t t = 0; t < count / slots; t++) {
+        if (same_experts(slots, ids + t * slots, ids + count + t * slots)) continue;
+        b->differ++;
+        b->margin = fmax(b->margin, ids[2 * count + t]);
     }
     return ASSAY_OK;
 }
@@ -239,7 +203,12 @@ static assay_status compare(assay_context *ctx, assay_golden *golden, assay_gold
         p.candidate[s] = sides[s].candidate;
         p.against[s] = assay_judged_by(golden, &held[s])->reader;
     }
-    MUST(compare_choices(ctx, golden, sides, b));
+    p.golden = golden->reader;
+    for (int i = 0; i < assay_fixture_count(p.golden); i++) {
+        const assay_tensor_spec *spec = assay_fixture_spec(p.golden, i);
+        if (assay_path_is_choice(spec->path) && assay_path_ends(spec->path, "selected_experts"))
+            MUST(compare_choice(ctx, &p, spec, b));
+    }
     if (b->of[0].routing.wrong + b->of[1].routing.wrong > 0) return ASSAY_OK;
     MUST(evaluate(ctx, golden, p.against[0], sides, quiet, again));
     p.golden = again->reader;
@@ -248,7 +217,7 @@ static assay_status compare(assay_context *ctx, assay_golden *golden, assay_gold
         const assay_tensor_spec *spec = assay_fixture_spec(p.golden, i);
         if (assay_role_is_compared(spec->role) && both_have(&p, spec)) MUST(take(ctx, &p, spec, &set, &b->same));
     }
-    MUST(open_difference(ctx, &set, &difference));
+    MUST(assay_fixture_of_tensors(ctx, "candidate", &set, &difference));
     MUST(assay_compare_undiagnosed(ctx, p.golden, difference, sides[1].profile, false_alarm,
                                    assay_plan_order(&again->plan), &b->apart));
     return compare_next_token(ctx, &p, sides, false_alarm, assay_plan_order(&again->plan), &b->next);

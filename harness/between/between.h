@@ -40,5 +40,5 @@ typedef enum assay_between_verdict {
 } assay_between_verdict;
 assay_between_verdict assay_between_verdict_of(const assay_between *between);
 const char *assay_between_name(assay_between_verdict verdict); /* "SAME BITS", "ROUNDING", "BEYOND ROUNDING" */
-/* Why, in one line; of what is beyond rounding the first tensor of the data flow. */
+/* In one line; of what is beyond rounding the first tensor of the data flow. */
 void assay_between_message(const assay_between *between, char message[ASSAY_VERDICT_SIZE]);

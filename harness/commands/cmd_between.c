@@ -17,7 +17,7 @@ typedef struct between_run {
     assay_given_golden *given;
     assay_backend_folder folder; /* of backends */
     assay_profile profiles[2];
-    assay_fixture_reader *candidates[2];
+    assay_between_side sides[2];
 } between_run;
 
 /* ---- the choice that a backend is given ---- */
@@ -31,7 +31,7 @@ static void input_of_choice(const char *path, char input[ASSAY_PATH_SIZE])
 /* The first one's choices as inputs, and the case that has them. */
 static assay_status take_choice(assay_context *ctx, const between_run *r, assay_case *c, assay_tensor_set *choice)
 {
-    assay_fixture_reader *from = r->candidates[0];
+    assay_fixture_reader *from = r->sides[0].candidate;
     const assay_source source = assay_fixture_source(from);
     for (int i = 0; i < assay_fixture_count(r->given->golden.reader); i++) {
         assay_tensor_spec spec = *assay_fixture_spec(r->given->golden.reader, i);
@@ -93,13 +93,13 @@ static assay_status run_backend(assay_context *ctx, between_run *r, int side, co
     MUST(assay_backend_execute(ctx, &call, &end));
     if (end.outcome != ASSAY_OUTCOME_DONE) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s", which, end.message);
     if (!end.repeats) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s does not repeat: %s", which, end.message);
-    return assay_fixture_open(ctx, candidate, &r->candidates[side]);
+    return assay_fixture_open(ctx, candidate, &r->sides[side].candidate);
 }
 
 static assay_status open_side(assay_context *ctx, between_run *r, int side)
 {
     const char *what = r->options->arguments[1 + side];
-    return assay_fixture_is_file_name(what) ? assay_command_open_candidate(ctx, what, &r->candidates[side])
+    return assay_fixture_is_file_name(what) ? assay_command_open_candidate(ctx, what, &r->sides[side].candidate)
                                             : run_backend(ctx, r, side, what);
 }
 
@@ -145,11 +145,10 @@ static void print_tensors(const assay_between *b, bool verbose)
     }
 }
 
-static void print_text(const between_run *r, const assay_between *b)
+static void print_text(const between_run *r, const assay_between *b, const char *why)
 {
     const assay_golden *golden = &r->given->golden;
-    char message[ASSAY_PRINTABLE_SIZE], why[ASSAY_VERDICT_SIZE];
-    assay_between_message(b, why);
+    char message[ASSAY_PRINTABLE_SIZE];
     printf("%s  op %s, profiles %s and %s, false alarm %g\n", golden->c->name, golden->c->op,
            r->profiles[0].precision.name, r->profiles[1].precision.name, r->options->false_alarm);
     for (int side = 0; side < 2; side++)
@@ -170,11 +169,7 @@ static void print_text(const between_run *r, const assay_between *b)
 static bool put_tensor(cJSON *list, const assay_between *b, const assay_tensor_result *t)
 {
     const assay_tensor_result *of[2] = {result_of(&b->of[0], t->spec.path), result_of(&b->of[1], t->spec.path)};
-    cJSON *item = cJSON_CreateObject();
-    if (item == NULL || !cJSON_AddItemToArray(list, item)) {
-        cJSON_Delete(item);
-        return false;
-    }
+    cJSON *item = assay_command_json_item(list);
     return cJSON_AddStringToObject(item, "path", t->spec.path) != NULL &&
            cJSON_AddStringToObject(item, "verdict", word_of(t)) != NULL &&
            cJSON_AddStringToObject(item, "message", t->message) != NULL &&
@@ -199,11 +194,9 @@ static bool put_counts(cJSON *root, const assay_between *b)
            cJSON_AddNumberToObject(next, "kl_largest", b->next.largest) != NULL;
 }
 
-static bool put_all(cJSON *root, const between_run *r, const assay_between *b)
+static bool put_all(cJSON *root, const between_run *r, const assay_between *b, const char *why)
 {
     const assay_golden *golden = &r->given->golden;
-    char why[ASSAY_VERDICT_SIZE];
-    assay_between_message(b, why);
     bool ok = cJSON_AddStringToObject(root, "format", "assay-between") != NULL &&
               cJSON_AddNumberToObject(root, "format_version", 1) != NULL &&
               cJSON_AddStringToObject(root, "case", golden->c->name) != NULL &&
@@ -224,11 +217,14 @@ static assay_status conclude(assay_context *ctx, const between_run *r, const ass
 {
     cJSON *root = cJSON_CreateObject();
     assay_status status = ASSAY_OK;
-    if (root == NULL || !put_all(root, r, b)) status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report");
+    char why[ASSAY_VERDICT_SIZE];
+    assay_between_message(b, why);
+    if (root == NULL || !put_all(root, r, b, why))
+        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report");
     if (status == ASSAY_OK && r->options->json_file != NULL)
         status = assay_command_write_json(ctx, r->options->json_file, root);
     cJSON_Delete(root);
-    if (status == ASSAY_OK) print_text(r, b);
+    if (status == ASSAY_OK) print_text(r, b, why);
     return status;
 }
 
@@ -257,15 +253,17 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
                                 other == NULL ? NULL : other->precision.name, &given));
     r.profiles[0] = given.profile;
     r.profiles[1] = other == NULL ? given.profile : *other;
-    for (int side = 0; side < 2; side++) TRY(open_side(ctx, &r, side));
-    const assay_between_side sides[2] = {{r.candidates[0], &r.profiles[0]}, {r.candidates[1], &r.profiles[1]}};
+    for (int side = 0; side < 2; side++) {
+        r.sides[side].profile = &r.profiles[side];
+        TRY(open_side(ctx, &r, side));
+    }
     ctx->threads = given.threads;
-    TRY(assay_between_compare(ctx, &given.golden, sides, options->false_alarm, options->quiet, &b));
+    TRY(assay_between_compare(ctx, &given.golden, r.sides, options->false_alarm, options->quiet, &b));
     TRY(conclude(ctx, &r, &b));
     *exit_code = assay_between_verdict_of(&b) == ASSAY_BETWEEN_BEYOND ? ASSAY_EXIT_FAIL : ASSAY_EXIT_PASS;
 cleanup:
     assay_between_free(&b);
-    for (int side = 0; side < 2; side++) assay_fixture_close(r.candidates[side]);
+    for (int side = 0; side < 2; side++) assay_fixture_close(r.sides[side].candidate);
     assay_given_golden_close(&given);
     assay_backend_folder_end(&r.folder);
     return status;

@@ -7,7 +7,7 @@
 #include "harness/backends/backend_files.h"
 #include "harness/backends/server.h"
 #include "harness/commands/command.h"
-#include "harness/equivalences/equivalence_backend.h"
+#include "harness/equivalences/company.h"
 #include "harness/plan/progress.h"
 
 typedef struct tally {
@@ -20,6 +20,7 @@ typedef struct check_run {
     const assay_options *options;
     assay_chosen chosen;
     const assay_equivalence *only; /* NULL: all */
+    unsigned companies;            /* bits, of assay_companies; 0: none of them, but equivalences */
     assay_backend_folder folder;   /* of the backend's files */
     assay_backend_server *server;  /* NULL: none */
     assay_progress progress;
@@ -64,33 +65,6 @@ static void print_result(const check_run *r, const assay_case *c, const assay_eq
     }
     if (!found->holds) print_reproduce(r, c, e->name);
     fflush(stdout);
-}
-
-/* Evaluated once; with error scales if one of its equivalences needs them. */
-static assay_status check_case(assay_context *ctx, check_run *r, const assay_case *c)
-{
-    OWNED_BY(assay_form_free) assay_form one = {0};
-    assay_other_form form;
-    bool applies = false, scales = false;
-    for (const assay_equivalence *e = first(r); e != NULL; e = next(r, e)) {
-        if (!assay_other_form_of(c, e, &form)) continue;
-        applies = true;
-        scales |= form.holding == ASSAY_HOLDS_SCALES;
-    }
-    if (!applies) return ASSAY_OK;
-    show(r, c, "");
-    MUST(assay_form_evaluate(ctx, c, scales ? assay_profile_by_name("f64") : NULL, &one));
-    for (const assay_equivalence *e = first(r); e != NULL; e = next(r, e)) {
-        assay_equivalence_result found;
-        show(r, c, e->name);
-        MUST(assay_equivalence_check(ctx, &one, e, &found));
-        if (!found.applies) continue;
-        assay_progress_end(&r->progress);
-        print_result(r, c, e, &found);
-        r->tally.held += found.holds;
-        r->tally.failed += !found.holds;
-    }
-    return ASSAY_OK;
 }
 
 /* A backend that failed at it, or gave other bits the second time. */
@@ -164,6 +138,50 @@ static assay_status check_other_form(assay_context *ctx, check_run *r, const ass
     return print_verdict(ctx, r, &one->c, e->name, same, &report);
 }
 
+static void print_company(check_run *r, const assay_case *c, const assay_company *company,
+                          const assay_company_result *found)
+{
+    static const char *const grades[] = {"the same bits", "within rounding", "beyond rounding"};
+    const bool held = found->grade == ASSAY_COMPANY_SAME;
+    r->tally.held += held;
+    r->tally.failed += !held;
+    assay_progress_end(&r->progress);
+    printf("%s  %-36s %-8s ", held ? "PASS" : "FAIL", c->name, company->name);
+    if (held) {
+        printf("the same bits\n");
+    } else {
+        printf("%s: %" PRId64 " of %" PRId64 " rows differ (the first is %" PRId64 "), by up to %.3g last places, %s, ",
+               found->path, found->wrong, found->rows, found->first, found->last_places, grades[found->grade]);
+        printf(company->text, (long long)found->others);
+        if (company->how == ASSAY_COMPANY_OTHERS && found->fewer >= 0)
+            printf(", and do not among %" PRId64, found->fewer);
+        printf("\n");
+        print_reproduce(r, c, company->name);
+    }
+    fflush(stdout);
+}
+
+/* The same rows in other company, of a backend or of the oracle. */
+static assay_status check_companies(assay_context *ctx, check_run *r, const assay_backend_check_options *options,
+                                    const assay_form *one)
+{
+    for (int i = 0; assay_companies[i].name != NULL; i++) {
+        assay_backend_end end = {0};
+        assay_company_result found;
+        OWNED_BY(assay_report_free) assay_report report = {0};
+        if ((r->companies >> i & 1) == 0) continue;
+        show(r, &one->c, assay_companies[i].name);
+        MUST(assay_company_check(ctx, options, one, &assay_companies[i], &end, &found));
+        if (end.outcome != ASSAY_OUTCOME_DONE || (found.applies && !end.repeats)) {
+            judge_end(&end, &report);
+            MUST(print_verdict(ctx, r, &one->c, assay_companies[i].name, false, &report));
+        } else if (found.applies) {
+            print_company(r, &one->c, &assay_companies[i], &found);
+        }
+    }
+    return ASSAY_OK;
+}
+
 /* The backend's two forms. What it makes of the case as it is serves all equivalences. */
 static assay_status check_backend_case(assay_context *ctx, check_run *r, const assay_case *c)
 {
@@ -182,49 +200,95 @@ static assay_status check_backend_case(assay_context *ctx, check_run *r, const a
     assay_report report = {0};
     bool applies = false;
     for (const assay_equivalence *e = first(r); e != NULL; e = next(r, e)) applies |= has_backend_form(c, e, &other);
-    if (!applies) return ASSAY_OK;
+    if (!applies && r->companies == 0) return ASSAY_OK;
     show(r, c, "");
     MUST(assay_command_profile(ctx, o, NULL, assay_dtype_name(c->dtype), &profile));
     MUST(assay_backend_first_form(ctx, &options, c, &one, &end));
     judge_end(&end, &report);
     if (report.verdict != ASSAY_PASS) {
-        MUST(print_verdict(ctx, r, c, r->only != NULL ? r->only->name : "all", false, &report));
+        MUST(print_verdict(ctx, r, c,
+                           r->companies != 0 ? r->options->equivalence
+                           : r->only != NULL ? r->only->name
+                                             : "all",
+                           false, &report));
         return ASSAY_OK;
     }
+    if (r->companies != 0) return check_companies(ctx, r, &options, &one);
     for (const assay_equivalence *e = first(r); e != NULL; e = next(r, e))
         MUST(check_other_form(ctx, r, &options, &one, e));
     return ASSAY_OK;
 }
 
+/* Evaluated once; with error scales if one of its equivalences needs them. */
+static assay_status check_case(assay_context *ctx, check_run *r, const assay_case *c)
+{
+    OWNED_BY(assay_form_free) assay_form one = {0};
+    assay_other_form form;
+    bool applies = r->companies != 0, scales = false;
+    for (const assay_equivalence *e = first(r); e != NULL; e = next(r, e)) {
+        if (!assay_other_form_of(c, e, &form)) continue;
+        applies = true;
+        scales |= form.holding == ASSAY_HOLDS_SCALES;
+    }
+    if (!applies) return ASSAY_OK;
+    show(r, c, "");
+    if (r->companies != 0) {
+        const assay_profile *f64 = assay_profile_by_name("f64");
+        MUST(assay_form_evaluate(ctx, c, f64, &one));
+        return check_companies(
+            ctx, r, &(assay_backend_check_options){.profile = f64, .false_alarm = r->options->false_alarm}, &one);
+    }
+    MUST(assay_form_evaluate(ctx, c, scales ? assay_profile_by_name("f64") : NULL, &one));
+    for (const assay_equivalence *e = first(r); e != NULL; e = next(r, e)) {
+        assay_equivalence_result found;
+        show(r, c, e->name);
+        MUST(assay_equivalence_check(ctx, &one, e, &found));
+        if (!found.applies) continue;
+        assay_progress_end(&r->progress);
+        print_result(r, c, e, &found);
+        r->tally.held += found.holds;
+        r->tally.failed += !found.holds;
+    }
+    return ASSAY_OK;
+}
+
+static bool is_word(const char *text, const char *word)
+{
+    return strcmp(text, word) == 0;
+}
+
 /* Equivalences that no backend could be asked for. */
 static assay_status refuse_gone(assay_context *ctx, const char *name)
 {
-    static const char certified[] = "`assay verify` holds every form that a case can have against one in binary128";
     static const struct {
-        const char *name, *instead;
+        const char *names, *instead;
     } gone[] = {
-        {"scaling-on-weights-sum", certified},
-        {"mla-absorbed", certified},
-        {"attention-chunked", certified},
-        {"heads-copied", certified},
-        {"sparse-dense", certified},
-        {"sparse-order", certified},
-        {"decode-prefill", certified},
-        {"decoder-deepseek", certified},
-        {"weight-before-after-wo", certified},
-        {"gmm-layouts", certified},
-        {"quantized-transposed", certified},
-        {"quantized-dense", certified},
-        {"replayed-chosen", certified},
-        {"ranks-whole", certified},
+        {"scaling-on-weights-sum mla-absorbed attention-chunked heads-copied sparse-dense sparse-order decode-prefill "
+         "decoder-deepseek weight-before-after-wo gmm-layouts quantized-transposed quantized-dense replayed-chosen "
+         "ranks-whole",
+         "`assay verify` holds every form that a case can have against one in binary128"},
         {"blas-reference", "`assay generate --engine blas` computes with OpenBLAS"},
         {"threads", "`assay generate --threads N` gives the same file for any N"},
     };
     for (size_t i = 0; i < sizeof gone / sizeof *gone; i++) {
-        if (strcmp(gone[i].name, name) != 0) continue;
+        if (!assay_any_word(gone[i].names, name, is_word)) continue;
         return assay_fail(ctx, ASSAY_BAD_INPUT, "--equivalence %s is gone with 0.2: %s", name, gone[i].instead);
     }
     return ASSAY_OK;
+}
+
+/* "repeat,batch": false where one of them is none. */
+static bool take_companies(const char *names, unsigned *companies)
+{
+    for (size_t length = 0;; names += length + 1) {
+        int i = 0;
+        length = strcspn(names, ",");
+        for (const char *name; (name = assay_companies[i].name) != NULL; i++)
+            if (strlen(name) == length && strncmp(name, names, length) == 0) break;
+        if (assay_companies[i].name == NULL) return false;
+        *companies |= 1u << i;
+        if (names[length] == '\0') return true;
+    }
 }
 
 static assay_status choose(assay_context *ctx, check_run *r)
@@ -232,6 +296,9 @@ static assay_status choose(assay_context *ctx, check_run *r)
     char names[ASSAY_MESSAGE_SIZE - 128] = "";
     const char *name = r->options->equivalence;
     if (name == NULL || strcmp(name, "all") == 0) return ASSAY_OK;
+    if (take_companies(name, &r->companies)) return ASSAY_OK;
+    r->companies = 0;
+    if (strcmp(name, "split") == 0) name = "splits-whole";
     r->only = assay_equivalence_by_name(name);
     if (r->only == NULL) {
         MUST(refuse_gone(ctx, name));
@@ -239,7 +306,10 @@ static assay_status choose(assay_context *ctx, check_run *r)
             const size_t used = strlen(names);
             snprintf(names + used, sizeof names - used, "%s, ", e->name);
         }
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "--equivalence is \"%s\", expected one of %sor all", name, names);
+        return assay_fail(
+            ctx, ASSAY_BAD_INPUT,
+            "--equivalence is \"%s\", expected one of %sall, or a list of repeat, batch, order, pad, chunk", name,
+            names);
     }
     return ASSAY_OK;
 }

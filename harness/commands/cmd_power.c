@@ -135,11 +135,7 @@ static bool put_excess(cJSON *object, double excess)
 
 static bool put_mutant(cJSON *list, const assay_mutant_result *r)
 {
-    cJSON *item = cJSON_CreateObject();
-    if (item == NULL || !cJSON_AddItemToArray(list, item)) {
-        cJSON_Delete(item);
-        return false;
-    }
+    cJSON *item = assay_command_json_item(list);
     return cJSON_AddStringToObject(item, "name", r->mutant->name) != NULL &&
            cJSON_AddStringToObject(item, "models", r->mutant->models) != NULL &&
            cJSON_AddStringToObject(item, "bugs", r->mutant->bugs) != NULL &&
@@ -157,11 +153,7 @@ static bool put_mutant(cJSON *list, const assay_mutant_result *r)
 
 static bool put_fixture(cJSON *list, const char *path, const assay_case *c, const assay_power_test *found)
 {
-    cJSON *fixture = cJSON_CreateObject();
-    if (fixture == NULL || !cJSON_AddItemToArray(list, fixture)) {
-        cJSON_Delete(fixture);
-        return false;
-    }
+    cJSON *fixture = assay_command_json_item(list);
     bool ok = cJSON_AddStringToObject(fixture, "golden", path) != NULL &&
               cJSON_AddStringToObject(fixture, "case", c->name) != NULL &&
               cJSON_AddStringToObject(fixture, "op", c->op) != NULL &&

@@ -25,20 +25,21 @@ typedef struct tolerances {
     assay_given_golden *given;
     ruled *tensors;
     int count;
-    double deviations; /* of the thresholds */
     int64_t runs, accepted;
     int effective, missed, missed_by_verdict; /* mutants */
     cJSON *missed_names;
 } tolerances;
 
+static bool accepts_one(const ruled *r, const assay_tensor_set *candidate)
+{
+    return assay_tolerance_accepts_tensor(&r->tolerance, r->golden,
+                                          assay_tensor_set_find(candidate, r->golden->spec.path));
+}
+
 static bool accepts(const tolerances *t, const assay_tensor_set *candidate)
 {
-    for (int i = 0; i < t->count; i++) {
-        const assay_tensor *golden = t->tensors[i].golden;
-        if (!assay_tolerance_accepts_tensor(&t->tensors[i].tolerance, golden,
-                                            assay_tensor_set_find(candidate, golden->spec.path)))
-            return false;
-    }
+    for (int i = 0; i < t->count; i++)
+        if (!accepts_one(&t->tensors[i], candidate)) return false;
     return true;
 }
 
@@ -75,11 +76,7 @@ static assay_status try_correct_runs(assay_context *ctx, tolerances *t)
     for (int64_t run = 0; run < t->runs; run++) {
         OWNED_BY(assay_tensor_set_free) assay_tensor_set candidate = {0};
         MUST(assay_correct_run(ctx, &g->golden.plan, &g->tensors, &g->profile, (int)run, &candidate));
-        for (int i = 0; i < t->count; i++) {
-            ruled *r = &t->tensors[i];
-            r->rejected += !assay_tolerance_accepts_tensor(&r->tolerance, r->golden,
-                                                           assay_tensor_set_find(&candidate, r->golden->spec.path));
-        }
+        for (int i = 0; i < t->count; i++) t->tensors[i].rejected += !accepts_one(&t->tensors[i], &candidate);
         t->accepted += accepts(t, &candidate);
     }
     return ASSAY_OK;
@@ -107,43 +104,38 @@ static assay_status try_mutants(assay_context *ctx, tolerances *t)
 
 /* ---- what is printed ---- */
 
-static void print_statements(const ruled *r)
+static void print_rule(const tolerances *t, const ruled *r)
 {
-    bool any = false;
-    printf("  %s:", r->golden->spec.path);
-    for (int i = 0; r->golden->values != NULL && i < ASSAY_AUDIT_STATEMENTS; i++) {
+    const char *before = " ";
+    printf("  %-44s", r->golden->spec.path);
+    if (r->golden->values == NULL) {
+        printf(" integers, which must be equal");
+    } else if (t->options->audit == NULL) {
+        printf(" %-10.2g %-10.2g", r->tolerance.atol, r->tolerance.rtol);
+    }
+    for (int i = 0; i < ASSAY_AUDIT_STATEMENTS; i++) { /* none of them passes where nothing is audited */
         const assay_audit_statement *s = &r->statements[i];
         if (!s->passes) continue;
-        printf("%s %s", any ? ";" : "", s->text);
+        printf("%s%s", before, s->text);
         if (s->number > 0) printf(" %.3g", s->number);
-        any = true;
+        before = "; ";
     }
-    printf("%s\n", r->golden->values == NULL ? " integers, which must be equal" : any ? "" : " nothing tried passes");
-    if (r->rejected > 0) printf("    rejects %d correct runs\n", r->rejected);
+    printf(r->rejected > 0 ? "  rejects %d correct runs\n" : "\n", r->rejected);
 }
 
 static void print_text(const tolerances *t)
 {
     const assay_given_golden *g = t->given;
-    const char *audit = t->options->audit;
+    const cJSON *name = NULL;
     printf("%s  op %s, profile %s, ", g->golden.c->name, g->golden.c->op, g->profile.precision.name);
-    if (audit != NULL) {
-        printf("audit of %s\n", audit);
-        for (int i = 0; i < t->count; i++) print_statements(&t->tensors[i]);
+    if (t->options->audit != NULL) {
+        printf("audit of %s\n", t->options->audit);
     } else {
         printf("false alarm %g\n  %-44s %-10s %-10s\n", t->options->false_alarm, "tensor", "atol", "rtol");
-        for (int i = 0; i < t->count; i++) {
-            const ruled *r = &t->tensors[i];
-            if (r->golden->values == NULL) {
-                printf("  %-44s integers, which must be equal\n", r->golden->spec.path);
-            } else {
-                printf("  %-44s %-10.2g %-10.2g\n", r->golden->spec.path, r->tolerance.atol, r->tolerance.rtol);
-            }
-        }
     }
+    for (int i = 0; i < t->count; i++) print_rule(t, &t->tensors[i]);
     printf("correct runs accepted: %d of %d\n", (int)t->accepted, (int)t->runs);
     printf("mutants missed: %d of %d; by the verdict %d\n", t->missed, t->effective, t->missed_by_verdict);
-    const cJSON *name = NULL;
     if (!t->options->verbose) return;
     cJSON_ArrayForEach(name, t->missed_names) printf("  %s\n", name->valuestring);
 }
@@ -163,11 +155,7 @@ static void print_snippet(const tolerances *t)
 
 static bool put_rule(cJSON *list, const tolerances *t, const ruled *r)
 {
-    cJSON *item = cJSON_CreateObject();
-    if (item == NULL || !cJSON_AddItemToArray(list, item)) {
-        cJSON_Delete(item);
-        return false;
-    }
+    cJSON *item = assay_command_json_item(list);
     bool ok = cJSON_AddStringToObject(item, "path", r->golden->spec.path) != NULL &&
               cJSON_AddBoolToObject(item, "integers", r->golden->values == NULL) != NULL &&
               cJSON_AddNumberToObject(item, "rejected", r->rejected) != NULL &&
@@ -188,11 +176,7 @@ static bool put_rule(cJSON *list, const tolerances *t, const ruled *r)
 static bool put_case(cJSON *list, const tolerances *t)
 {
     const assay_given_golden *g = t->given;
-    cJSON *item = cJSON_CreateObject();
-    if (item == NULL || !cJSON_AddItemToArray(list, item)) {
-        cJSON_Delete(item);
-        return false;
-    }
+    cJSON *item = assay_command_json_item(list);
     bool ok = cJSON_AddStringToObject(item, "case", g->golden.c->name) != NULL &&
               cJSON_AddStringToObject(item, "op", g->golden.c->op) != NULL &&
               cJSON_AddStringToObject(item, "profile", g->profile.precision.name) != NULL &&

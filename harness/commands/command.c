@@ -134,6 +134,14 @@ assay_status assay_command_open_candidate(assay_context *ctx, const char *path, 
     return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: kind is golden, expected candidate: no backend's results", path);
 }
 
+cJSON *assay_command_json_item(cJSON *list)
+{
+    cJSON *item = cJSON_CreateObject();
+    if (item != NULL && cJSON_AddItemToArray(list, item)) return item;
+    cJSON_Delete(item);
+    return NULL;
+}
+
 assay_status assay_command_write_json(assay_context *ctx, const char *path, const struct cJSON *root)
 {
     OWNED char *text = cJSON_Print(root);
@@ -144,22 +152,17 @@ assay_status assay_command_write_json(assay_context *ctx, const char *path, cons
 assay_status assay_command_write_reports(assay_context *ctx, const assay_options *options, int count,
                                          const assay_report *reports)
 {
-    OWNED char *text = NULL;
-    if (options->json_file != NULL) {
-        MUST(assay_report_json(ctx, count, reports, &text));
-        MUST(assay_write_file_atomically(ctx, options->json_file, text));
-        free(text);
-        text = NULL;
-    }
-    if (options->junit_file != NULL) {
-        MUST(assay_report_junit(ctx, count, reports, &text));
-        MUST(assay_write_file_atomically(ctx, options->junit_file, text));
-        free(text);
-        text = NULL;
-    }
-    if (options->html_file != NULL) {
-        MUST(assay_report_html(ctx, count, reports, &text));
-        MUST(assay_write_file_atomically(ctx, options->html_file, text));
+    const struct {
+        const char *file;
+        assay_status (*write)(assay_context *ctx, int count, const assay_report *reports, char **text);
+    } forms[] = {{options->json_file, assay_report_json},
+                 {options->junit_file, assay_report_junit},
+                 {options->html_file, assay_report_html}};
+    for (int i = 0; i < 3; i++) {
+        OWNED char *text = NULL;
+        if (forms[i].file == NULL) continue;
+        MUST(forms[i].write(ctx, count, reports, &text));
+        MUST(assay_write_file_atomically(ctx, forms[i].file, text));
     }
     return ASSAY_OK;
 }

@@ -56,6 +56,9 @@ assay_status assay_form_of_other(assay_context *ctx, const assay_other_form *oth
 assay_status assay_form_evaluate_other(assay_context *ctx, const assay_other_form *other, const assay_form *one,
                                        const assay_profile *profile, assay_form *form);
 
+/* Evaluates what its plan holds from what it is given. */
+assay_status assay_form_run(assay_context *ctx, assay_form *form);
+
 /* What was found. */
 typedef struct assay_equivalence_result {
     bool applies, holds;

@@ -83,26 +83,17 @@ static assay_status take_result(assay_context *ctx, assay_fixture_reader *candid
 }
 
 /* The backend's results in the place of the oracle's. */
-static assay_status take_candidate(assay_context *ctx, const assay_profile *profile, const char *file, assay_form *one,
-                                   assay_backend_end *end)
+static assay_status take_candidate(assay_context *ctx, const char *file, assay_form *one, assay_backend_end *end)
 {
-    assay_status status;
-    assay_fixture_reader *candidate = NULL;
-    status = assay_fixture_open(ctx, file, &candidate);
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *candidate = NULL;
+    const assay_status status = assay_fixture_open(ctx, file, &candidate);
     if (status == ASSAY_BAD_INPUT) return fails(end, "candidate", ctx->message);
-    TRY(status);
-    for (int i = 0; i < one->plan.spec_count; i++) {
+    MUST(status);
+    for (int i = 0; i < one->plan.spec_count && end->outcome == ASSAY_OUTCOME_DONE; i++) {
         assay_tensor *tensor = &one->results.items[i];
-        if (!assay_role_is_result(tensor->spec.role)) continue;
-        TRY(take_result(ctx, candidate, tensor, end));
-        if (end->outcome != ASSAY_OUTCOME_DONE) goto cleanup;
-        if (tensor->values == NULL || tensor->written == 0) continue;
-        widen_scales(profile, assay_case_is_exact(&one->c), tensor,
-                     assay_results_scales(&one->results, profile, tensor->spec.path));
+        if (assay_role_is_result(tensor->spec.role)) MUST(take_result(ctx, candidate, tensor, end));
     }
-cleanup:
-    assay_fixture_close(candidate);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_backend_first_form(assay_context *ctx, const assay_backend_check_options *options,
@@ -115,7 +106,14 @@ assay_status assay_backend_first_form(assay_context *ctx, const assay_backend_ch
     MUST(ask(ctx, options, &plan, NULL, &f, end));
     if (end->outcome != ASSAY_OUTCOME_DONE) return ASSAY_OK;
     MUST(assay_form_evaluate(ctx, c, options->profile, one));
-    return take_candidate(ctx, options->profile, f.candidate, one, end);
+    MUST(take_candidate(ctx, f.candidate, one, end));
+    for (int i = 0; i < one->plan.spec_count; i++) {
+        const assay_tensor *tensor = &one->results.items[i];
+        if (assay_role_is_result(tensor->spec.role) && tensor->values != NULL && tensor->written > 0)
+            widen_scales(options->profile, assay_case_is_exact(&one->c), tensor,
+                         assay_results_scales(&one->results, options->profile, tensor->spec.path));
+    }
+    return ASSAY_OK;
 }
 
 static assay_status append(assay_context *ctx, assay_fixture_writer *writer, const assay_tensor *tensor)
@@ -281,4 +279,16 @@ cleanup:
     assay_form_free(&form);
     assay_form_free(&scaled);
     return status;
+}
+
+assay_status assay_backend_form_results(assay_context *ctx, const assay_backend_check_options *options,
+                                        assay_form *form, const char *what, assay_backend_end *end)
+{
+    form_files f;
+    *end = (assay_backend_end){.repeats = true};
+    if (options->backend == NULL) return assay_form_run(ctx, form);
+    name_files(&f, options, form->c.name, what);
+    MUST(write_inputs(ctx, form, f.inputs));
+    MUST(ask(ctx, options, &form->plan, f.inputs, &f, end));
+    return end->outcome == ASSAY_OUTCOME_DONE ? take_candidate(ctx, f.candidate, form, end) : ASSAY_OK;
 }

@@ -30,3 +30,8 @@ assay_status assay_backend_first_form(assay_context *ctx, const assay_backend_ch
 assay_status assay_backend_other_form(assay_context *ctx, const assay_backend_check_options *options,
                                       const assay_form *one, const assay_equivalence *equivalence,
                                       const assay_other_form *other, assay_backend_end *end, assay_report *report);
+
+/* What the backend, or without one the oracle, makes of a form whose inputs are there: its results in the form, the oracle's where none is
+ * given. `what` names its files. */
+assay_status assay_backend_form_results(assay_context *ctx, const assay_backend_check_options *options,
+                                        assay_form *form, const char *what, assay_backend_end *end);

@@ -50,7 +50,7 @@ static assay_status copy_inputs(assay_context *ctx, const assay_case *c, bool ke
     return status;
 }
 
-static assay_status evaluate(assay_context *ctx, assay_form *form)
+assay_status assay_form_run(assay_context *ctx, assay_form *form)
 {
     const assay_source source = assay_input_source(&form->results);
     const assay_sink out = assay_results_sink(&form->results);
@@ -77,7 +77,7 @@ assay_status assay_form_evaluate(assay_context *ctx, const assay_case *c, const 
     TRY(assay_inputs_open(ctx, &inputs, &form->c, &form->plan.list, NULL));
     const assay_source in = assay_inputs_source(&inputs);
     TRY(assay_plan_tensors(ctx, &form->results, &form->plan, &in));
-    TRY(evaluate(ctx, form));
+    TRY(assay_form_run(ctx, form));
 cleanup:
     form->c.profiles = c->profiles; /* the plan has taken what it needs */
     assay_inputs_close(&inputs);
@@ -134,7 +134,7 @@ assay_status assay_form_evaluate_other(assay_context *ctx, const assay_other_for
                                        const assay_profile *profile, assay_form *form)
 {
     const assay_status status = open_other(ctx, other, one, profile, form);
-    return status == ASSAY_OK ? evaluate(ctx, form) : status;
+    return status == ASSAY_OK ? assay_form_run(ctx, form) : status;
 }
 
 static bool is_compared(const assay_tensor *tensor, const assay_other_form *form)

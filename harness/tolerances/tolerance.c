@@ -1,46 +1,37 @@
 #include "harness/tolerances/tolerance.h"
 
 #include <math.h>
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 static const struct {
     const char *name;
     size_t field;
-    double least, most;
-} members[] = {{"atol", offsetof(assay_tolerance, atol), 0, 1e300},
-               {"rtol", offsetof(assay_tolerance, rtol), 0, 1e300},
-               {"largest", offsetof(assay_tolerance, largest), 0, 1e300},
-               {"matched", offsetof(assay_tolerance, matched), 0, 1},
-               {"diff", offsetof(assay_tolerance, diff), 0, 2}};
-
-/* One "name=number"; *text moves behind it and its comma. */
-static bool parse_member(const char **text, assay_tolerance *tolerance, bool *seen)
-{
-    const size_t length = strcspn(*text, "=");
-    for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
-        char *end = NULL;
-        if (strlen(members[i].name) != length || strncmp(*text, members[i].name, length) != 0) continue;
-        if ((*text)[length] != '=' || seen[i]) return false;
-        const char *start = *text + length + 1;
-        const double number = strtod(start, &end);
-        if (end == start || (*end != '\0' && *end != ',') || (*end == ',' && end[1] == '\0')) return false;
-        if (!(number >= members[i].least && number <= members[i].most)) return false;
-        *(double *)((char *)tolerance + members[i].field) = number;
-        seen[i] = true;
-        *text = *end == ',' ? end + 1 : end;
-        return true;
-    }
-    return false;
-}
+    double most;
+} members[] = {{"atol", offsetof(assay_tolerance, atol), 1e300},
+               {"rtol", offsetof(assay_tolerance, rtol), 1e300},
+               {"largest", offsetof(assay_tolerance, largest), 1e300},
+               {"matched", offsetof(assay_tolerance, matched), 1},
+               {"diff", offsetof(assay_tolerance, diff), 2}};
 
 assay_status assay_tolerance_parse(assay_context *ctx, const char *text, assay_tolerance *tolerance)
 {
-    bool seen[sizeof members / sizeof *members] = {false};
-    const char *rest = text;
+    enum { MEMBERS = sizeof members / sizeof *members };
+    bool seen[MEMBERS] = {false}, ok = true;
     *tolerance = (assay_tolerance){.matched = 1, .diff = INFINITY};
-    bool ok = *text != '\0';
-    while (ok && *rest != '\0') ok = parse_member(&rest, tolerance, seen);
+    for (const char *rest = text; ok; rest++) {
+        char name[16];
+        double number = -1;
+        int used = 0, i = 0;
+        ok = sscanf(rest, "%15[a-z]=%lf%n", name, &number, &used) == 2;
+        while (ok && i < MEMBERS && strcmp(members[i].name, name) != 0) i++;
+        ok = ok && i < MEMBERS && !seen[i] && number >= 0 && number <= members[i].most;
+        if (ok) *(double *)((char *)tolerance + members[i].field) = number;
+        if (ok) seen[i] = true;
+        rest += used;
+        if (*rest == '\0') break;
+        ok = ok && *rest == ',';
+    }
     if (!seen[0] && !seen[1] && !seen[2]) tolerance->atol = INFINITY; /* the rest alone is a rule, too */
     if (ok) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_BAD_INPUT,

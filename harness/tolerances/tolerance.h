@@ -26,11 +26,11 @@ assay_tolerance assay_tolerance_fit(int64_t count, const double *golden, const d
 /* What was done to a golden tensor, and whether the rule accepts that. */
 typedef struct assay_audit_statement {
     const char *name, *text; /* "zeros"; "zeros pass" */
-    double number;           /* of "scaled" and "offset": the largest that passes, to three digits; else 0 */
+    double number;           /* of "scaled": the largest that passes, to three digits; else 0 */
     bool applies, passes;
 } assay_audit_statement;
 
-enum { ASSAY_AUDIT_STATEMENTS = 9 };
+enum { ASSAY_AUDIT_STATEMENTS = 8 };
 
 /* Every statement is found by execution. `scratch` [count]. */
 void assay_tolerance_audit(const assay_tolerance *tolerance, const assay_tensor *golden, double *scratch,

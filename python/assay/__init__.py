@@ -16,6 +16,7 @@ from ._between import between
 from ._case import Case, Expected, Unsupported, case, names
 from ._correct import assert_close, assert_correct
 from ._evaluate import Evaluation, evaluate
+from ._invariance import NotInvariant
 from ._library import BadInput
 from ._mark import cases
 from ._report import Mismatch, Report
@@ -31,6 +32,7 @@ __all__ = [
     "Evaluation",
     "Expected",
     "Mismatch",
+    "NotInvariant",
     "Program",
     "Reference",
     "Report",

@@ -9,12 +9,12 @@ import tempfile
 import threading
 import unittest
 from ctypes import byref, c_void_p
-from typing import Any, Collection, Iterable, Iterator, Mapping, NamedTuple, NoReturn, Sequence
+from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, NamedTuple, NoReturn, Sequence
 
 import numpy as np
 
 from . import _library as lib
-from . import _results, _supports, _tensors
+from . import _invariance, _results, _supports, _tensors
 from ._report import Mismatch, Report
 
 __tracebackhide__ = True  # pytest shows the test, not these functions
@@ -244,6 +244,30 @@ class Case:
         JSON; or what the rule `audit` lets through, as "atol=5e-3,rtol=0" (docs/power.md)."""
         more = [] if audit is None else ["--audit", audit]
         return dict(self._answer("tolerance", "--precision", self.precision, "--runs", str(runs), *more)["fixtures"][0])
+
+    def check_invariance(
+        self, kernel: Callable[[dict[str, Any], dict[str, Any]], Mapping[str, Any]], module: Any = np, checks: Sequence[str] = _invariance.CHECKS, rows: str | None = None
+    ) -> None:
+        """Raises `NotInvariant` unless rows of the kernel's results are the same bits in any company (docs/further-checks.md): called again, on
+        other addresses and threads; alone and among 1, 7, 64 and 257 others; in reverse order; beside rows of NaN; in two chunks.
+
+        ``kernel(given, config)`` gets inputs, weights and cotangents by path as tensors of `module`, and gives results by path. Rows are tokens, or
+        sequences where tokens see each other; `rows` names another key of the case, and of a program the letter of an axis. Gradients of weights are
+        compared by repeat alone. No golden is needed, but to say whether rounding explains a difference.
+        """
+        unknown = [check for check in checks if check not in _invariance.CHECKS]
+        if unknown:
+            raise lib.BadInput(f"check_invariance: {unknown[0]!r}, expected some of {', '.join(_invariance.CHECKS)}")
+        found = list(_invariance.differences(_invariance.Checker(self, kernel, module, rows), checks))
+        if found:
+            raise _invariance.NotInvariant(found)
+
+    def _sized(self, key: str, size: int) -> Case:
+        """The same case with so many rows, drawn anew."""
+        if self.what.endswith((".h5", ".safetensors")) or self._arrays is not None or self._options["inputs"]:
+            raise lib.BadInput("check_invariance: inputs are given, and have one size; open a case whose inputs are drawn")
+        options: dict[str, Any] = {**self._options, "unscaled": True}
+        return Case(self.what, (*self._sets, f"{key}={size}"), self._precision, **options)
 
     def _answer(self, command: str, *options: str, results: Sequence[Mapping[str, Any]] = ()) -> Any:
         """What the program says of the golden, and of files with these results, as JSON."""

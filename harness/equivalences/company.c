@@ -1,0 +1,256 @@
+#define _GNU_SOURCE /* setenv */
+#include "harness/equivalences/company.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compare/thresholds.h"
+#include "harness/plan/inputs.h"
+#include "harness/plan/plan_make.h"
+#include "oracle/base/memory.h"
+
+const assay_company assay_companies[] = {
+    {"repeat", "again, on other threads and addresses", ASSAY_COMPANY_AGAIN},
+    {"batch", "among %lld others", ASSAY_COMPANY_OTHERS},
+    {"order", "in reverse order", ASSAY_COMPANY_ORDER},
+    {"pad", "beside %lld rows of padding", ASSAY_COMPANY_PAD},
+    {"chunk", "with the half of them alone", ASSAY_COMPANY_CHUNKS},
+    {NULL, NULL, ASSAY_COMPANY_AGAIN},
+};
+
+enum { PADDING = 7, MOST_ELEMENTS = 50000000 };
+
+/* Rows `from` on of the case stand at `at` on among `total`; the others are drawn anew, or padding: NaN, and a large number where
+ * the case takes no NaN. */
+typedef struct placing {
+    const char *axis; /* the label of rows */
+    int64_t total, from, kept, at;
+    bool reversed, pads;
+    double padding;
+} placing;
+
+/* Of rows that do not know each other; NULL: there are none. */
+static const char *axis_of(const assay_case *c)
+{
+    static const char *const by_token[] = {"rms_norm", "layer_norm", "mlp", "moe", "routing"};
+    const assay_model_config *m = &c->config;
+    const bool dropping = m->capacity_factor > 0 || m->ragged_buffer_factor > 0;
+    const int64_t shards =
+        c->mesh_data * c->mesh_fsdp * c->mesh_expert * c->mesh_tensor * c->mesh_mlp_tensor * c->mesh_fsdp_transpose;
+    if (dropping || shards > 1 || c->quant_format_count > 0 || c->program != NULL) return NULL;
+    for (size_t i = 0; i < sizeof by_token / sizeof *by_token; i++)
+        if (strcmp(c->op, by_token[i]) == 0) return "S";
+    return "B";
+}
+
+static int64_t rows_of(const assay_case *c, const char *axis)
+{
+    return axis[0] == 'S' ? c->sequence : c->batch;
+}
+
+/* The axis of rows, and what lies before and behind it; false: the tensor has none. */
+static bool find_axis(const assay_tensor_spec *spec, const char *label, int64_t *outer, int64_t *inner)
+{
+    *outer = *inner = 1;
+    bool found = false;
+    for (int a = 0; a < spec->shape.rank; a++) {
+        const bool here = !found && spec->labels[a] != NULL && strcmp(spec->labels[a], label) == 0;
+        *(found ? inner : outer) *= here ? 1 : spec->shape.dims[a];
+        found |= here;
+    }
+    return found;
+}
+
+static int64_t source_of(const placing *p, int64_t kept)
+{
+    return p->from + (p->reversed ? p->kept - 1 - kept : kept);
+}
+
+/* The case's own numbers where they are to stand. False: the tensor is another one. */
+static bool place(const placing *p, int64_t rows, const assay_tensor *from, assay_tensor *to)
+{
+    int64_t outer, inner;
+    if (!find_axis(&to->spec, p->axis, &outer, &inner)) {
+        if (from->count != to->count) return false;
+        if (to->values != NULL) memcpy(to->values, from->values, (size_t)to->count * sizeof *to->values);
+        if (to->indices != NULL) memcpy(to->indices, from->indices, (size_t)to->count * sizeof *to->indices);
+        return true;
+    }
+    if (from->count != outer * rows * inner || to->count != outer * p->total * inner) return false;
+    for (int64_t i = 0; p->pads && to->values != NULL && i < to->count; i++) to->values[i] = p->padding;
+    for (int64_t o = 0; o < outer; o++) {
+        for (int64_t k = 0; k < p->kept; k++) {
+            const int64_t a = (o * rows + source_of(p, k)) * inner, b = (o * p->total + p->at + k) * inner;
+            const size_t n = (size_t)inner;
+            if (to->values != NULL) memcpy(to->values + b, from->values + a, n * sizeof *to->values);
+            if (to->indices != NULL) memcpy(to->indices + b, from->indices + a, n * sizeof *to->indices);
+        }
+    }
+    return true;
+}
+
+/* *fits is false where a case of another size has no meaning, as its inputs are of this one. */
+static assay_status resize(assay_context *ctx, const assay_form *one, const placing *p, assay_form *form, bool *fits)
+{
+    static char none[] = "none";
+    static char *nothing[] = {none};
+    OWNED_BY(assay_inputs_close) assay_inputs inputs = {0};
+    form->c = one->c;
+    form->c.inputs = NULL;
+    MUST(assay_alloc(ctx, "inputs", one->c.input_count + 1, sizeof *form->c.inputs, &form->c.inputs));
+    for (int i = 0; i < one->c.input_count; i++) form->c.inputs[i] = one->c.inputs[i];
+    *(p->axis[0] == 'S' ? &form->c.sequence : &form->c.batch) = p->total;
+    form->c.seed++; /* the others are none of the case's */
+    form->c.profiles = (assay_text_list){nothing, 1};
+    assay_status status = assay_plan_make(ctx, &form->plan, &form->c);
+    if (status == ASSAY_OK) status = assay_inputs_open(ctx, &inputs, &form->c, &form->plan.list, NULL);
+    const assay_source drawn = assay_inputs_source(&inputs);
+    if (status == ASSAY_OK && form->plan.elements > MOST_ELEMENTS) status = ASSAY_BAD_INPUT;
+    if (status == ASSAY_OK) status = assay_plan_tensors(ctx, &form->results, &form->plan, &drawn);
+    *fits = status == ASSAY_OK;
+    for (int i = 0; *fits && i < form->results.count; i++) {
+        assay_tensor *to = &form->results.items[i];
+        const assay_tensor *from = assay_tensor_set_find(&one->results, to->spec.path);
+        if (assay_role_is_input(to->spec.role)) *fits = from != NULL && place(p, rows_of(&one->c, p->axis), from, to);
+    }
+    return status == ASSAY_BAD_INPUT ? ASSAY_OK : status;
+}
+
+/* What is asked of whom. */
+typedef struct asking {
+    const assay_backend_check_options *options;
+    const assay_form *one;
+    const char *what, *axis;
+    int64_t rows;
+    double quantile;
+    bool again; /* the same request: gradients of weights count too */
+    assay_backend_end *end;
+} asking;
+
+/* Whether a tensor's rows are what they are in the case; *r is the first that differs, its grade the worst of all. */
+static void compare(const asking *a, const placing *p, const assay_tensor *from, const assay_tensor *to,
+                    assay_company_result *r)
+{
+    int64_t outer = 1, inner = 1;
+    const bool by_rows = find_axis(&from->spec, a->axis, &outer, &inner);
+    const assay_tensor *scales = assay_results_scales(&a->one->results, a->options->profile, from->spec.path);
+    if ((!by_rows && !a->again) || (from->indices == NULL && scales == NULL)) return;
+    if (!by_rows) outer = 1, inner = from->count;
+    const int64_t rows = by_rows ? a->rows : 1, kept = by_rows ? p->kept : 1, total = by_rows ? p->total : 1;
+    const assay_dtype storage = assay_profile_type_of(a->options->profile, &from->spec);
+    const double unit = assay_dtype_unit_roundoff(storage), tiny = 0.5 * assay_dtype_least_subnormal(storage);
+    assay_company_result found = {.applies = true, .rows = outer * kept, .fewer = -1};
+    for (int64_t k = 0; k < outer * kept; k++) {
+        const int64_t source = by_rows ? source_of(p, k % kept) : 0;
+        const int64_t x_at = (k / kept * rows + source) * inner;
+        const int64_t y_at = (k / kept * total + (by_rows ? p->at : 0) + k % kept) * inner;
+        bool differs = false;
+        for (int64_t i = 0; i < inner; i++) {
+            const double x = from->indices != NULL ? from->indices[x_at + i] : from->values[x_at + i];
+            const double y = to->indices != NULL ? to->indices[y_at + i] : to->values[y_at + i];
+            if (x == y || (isnan(x) && isnan(y))) continue;
+            const double allowed = scales == NULL ? 0 : a->quantile * scales->values[x_at + i] + unit * fabs(x) + tiny;
+            const double place = fmax(2 * unit * ldexp(1, ilogb(x != 0 ? x : 1)), 2 * tiny);
+            const bool within = fabs(y - x) <= allowed;
+            found.last_places = fmax(found.last_places, fabs(y - x) / (scales == NULL ? 1 : place));
+            found.grade = within && found.grade != ASSAY_COMPANY_BEYOND ? ASSAY_COMPANY_ROUNDING : ASSAY_COMPANY_BEYOND;
+            differs = true;
+        }
+        if (differs && found.wrong++ == 0) found.first = source;
+    }
+    const assay_company_grade worst = r->grade > found.grade ? r->grade : found.grade;
+    if (r->wrong == 0) *r = found;
+    if (r->path[0] == '\0' && found.wrong > 0) snprintf(r->path, sizeof r->path, "%s", from->spec.path);
+    r->grade = worst;
+}
+
+/* The rows in this company. */
+static assay_status try_placing(assay_context *ctx, const asking *a, const placing *p, assay_company_result *r)
+{
+    OWNED_BY(assay_form_free) assay_form form = {0};
+    bool fits;
+    MUST(resize(ctx, a->one, p, &form, &fits));
+    if (!fits) return ASSAY_OK;
+    if (a->again) setenv("OMP_NUM_THREADS", "3", 1);
+    const assay_status status = assay_backend_form_results(ctx, a->options, &form, a->what, a->end);
+    if (a->again) unsetenv("OMP_NUM_THREADS");
+    MUST(status);
+    for (int i = 0; a->end->outcome == ASSAY_OUTCOME_DONE && i < a->one->plan.spec_count; i++) {
+        const assay_tensor_spec *spec = &a->one->plan.specs[i];
+        const assay_tensor *from = assay_tensor_set_find(&a->one->results, spec->path);
+        const assay_tensor *to = assay_tensor_set_find(&form.results, spec->path);
+        const bool measure = spec->role == ASSAY_ROLE_ROUTING && assay_path_ends(spec->path, "margin");
+        if (!assay_role_is_compared(spec->role) || measure || assay_path_is_hidden(spec->path)) continue;
+        if (to != NULL && assay_tensor_is_complete(from) && assay_tensor_is_complete(to)) compare(a, p, from, to, r);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status try_among(assay_context *ctx, const asking *a, int64_t others, assay_company_result *r)
+{
+    const int64_t total = others + 1, kept = a->rows < total ? a->rows : total;
+    const placing p = {.axis = a->axis, .total = total, .kept = kept, .at = (total - kept) / 2};
+    *r = (assay_company_result){.fewer = -1};
+    const assay_status status = try_placing(ctx, a, &p, r);
+    r->others = others;
+    return status;
+}
+
+/* From alone up; where a row differs, the fewest others are searched for with which it does. */
+static assay_status try_others(assay_context *ctx, const asking *a, assay_company_result *r)
+{
+    static const int64_t others[] = {0, 1, 7, 64, 257};
+    int64_t fewer = -1;
+    for (size_t i = 0; r->wrong == 0 && i < sizeof others / sizeof *others; i++) {
+        if (i > 0) fewer = others[i - 1];
+        MUST(try_among(ctx, a, others[i], r));
+        if (a->end->outcome != ASSAY_OUTCOME_DONE) return ASSAY_OK;
+    }
+    while (r->wrong > 0 && fewer >= 0 && r->others - fewer > 1) {
+        assay_company_result found;
+        MUST(try_among(ctx, a, (fewer + r->others) / 2, &found));
+        if (a->end->outcome != ASSAY_OUTCOME_DONE) return ASSAY_OK;
+        if (found.wrong > 0) *r = found;
+        if (found.wrong == 0) fewer = found.others;
+    }
+    r->fewer = fewer;
+    return ASSAY_OK;
+}
+
+assay_status assay_company_check(assay_context *ctx, const assay_backend_check_options *options, const assay_form *one,
+                                 const assay_company *company, assay_backend_end *end, assay_company_result *r)
+{
+    const char *axis = axis_of(&one->c);
+    int64_t elements = 0;
+    *r = (assay_company_result){.fewer = -1};
+    if (axis == NULL) return ASSAY_OK;
+    for (int i = 0; i < one->results.count; i++) elements += one->results.items[i].count;
+    const int64_t rows = rows_of(&one->c, axis), half = rows / 2;
+    const asking a = {.options = options,
+                      .one = one,
+                      .what = company->name,
+                      .axis = axis,
+                      .rows = rows,
+                      .quantile = assay_thresholds_of(options->false_alarm, elements, 1, 0).element,
+                      .again = company->how == ASSAY_COMPANY_AGAIN,
+                      .end = end};
+    placing p = {.axis = axis, .total = rows, .kept = rows, .reversed = company->how == ASSAY_COMPANY_ORDER};
+    if (company->how == ASSAY_COMPANY_OTHERS) return try_others(ctx, &a, r);
+    if ((company->how == ASSAY_COMPANY_ORDER || company->how == ASSAY_COMPANY_CHUNKS) && rows < 2) return ASSAY_OK;
+    if (company->how == ASSAY_COMPANY_CHUNKS) {
+        p.total = p.kept = half;
+        MUST(try_placing(ctx, &a, &p, r));
+        if (r->wrong > 0 || end->outcome != ASSAY_OUTCOME_DONE) return ASSAY_OK;
+        p = (placing){.axis = axis, .total = rows - half, .from = half, .kept = rows - half};
+    }
+    p.pads = company->how == ASSAY_COMPANY_PAD;
+    p.padding = NAN;
+    if (p.pads) p.total += PADDING;
+    assay_status status = try_placing(ctx, &a, &p, r);
+    p.padding = 1e4;
+    if (status == ASSAY_BAD_INPUT && p.pads) status = try_placing(ctx, &a, &p, r);
+    r->others = PADDING;
+    return status;
+}
