@@ -16,6 +16,7 @@ from transformers.models.hy_v4 import modeling_hy_v4 as hy4
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.mamba2 import modeling_mamba2 as mamba2
+from transformers.models.qwen3_next import modeling_qwen3_next as qwen3
 
 from request import Unsupported
 
@@ -162,6 +163,23 @@ def compressed_sparse_attention(x, qr, q, own, at, sign, first, wkv, wgate, bias
     return {"y": v4.apply_rotary_pos_emb(o.transpose(1, 2), cos, -sin).transpose(1, 2)[0], "routing/ids/top_k": (chosen[0, 0] == 0).nonzero()[:, 1].reshape(tokens, -1).int()}
 
 
+def gated_attention(x, positions, q_proj, k_proj, v_proj, o_proj, q_norm, k_norm):
+    heads, width, place = len(q_proj), v_proj.shape[1], torch.arange(x.shape[1])
+    config = SimpleNamespace(hidden_size=x.shape[2], num_attention_heads=heads, num_key_value_heads=len(k_proj), head_dim=width, attention_dropout=0.0, attention_bias=False,
+                             rms_norm_eps=1e-6, max_position_embeddings=64, _attn_implementation="eager",
+                             rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25})
+    mask = torch.zeros(1, 1, len(place), len(place), dtype=x.dtype).masked_fill(place[:, None] < place, -torch.inf)
+    parameters = {name + ".weight": w.flatten(0, 1) for name, w in (("q_proj", q_proj), ("k_proj", k_proj), ("v_proj", v_proj))}
+    parameters |= {"o_proj.weight": o_proj.flatten(1), "q_norm.weight": q_norm, "k_norm.weight": k_norm}
+    return {"y": functional_call(qwen3.Qwen3NextAttention(config, 0), parameters, (x, qwen3.Qwen3NextRotaryEmbedding(config)(x, positions), mask))[0]}
+
+
+def gated_delta(q, k, v, a, b, start, A_log, dt_bias):
+    gate = -A_log.exp() * F.softplus(a + dt_bias)  # as Qwen3NextGatedDeltaNet has it
+    y, state = qwen3.torch_chunk_gated_delta_rule(q, k, v, gate, torch.sigmoid(b), initial_state=start, output_final_state=True, use_qk_l2norm_in_kernel=True)
+    return {"state": state, "y": y}
+
+
 def layer(x, positions, family, chunks=None, **weights):
     """Of Gemma 3 or 4 with a window of three, or of Llama 4 with chunks."""
     heads, width, _ = weights["q_proj"].shape
@@ -202,6 +220,7 @@ BLOCKS = {
     "ssd": (ssd, {}), "ssd-groups": (ssd, {"groups": 2}),
     "sparse-attention": (sparse_attention, {"rotated": 4, "count": 5}), "sparse-attention-odd": (sparse_attention, {"rotated": 2, "count": 3}),
     "kda": (kda, {}), "kda-bounded": (kda, {"bound": -5.0}), "compressed-attention": (compressed_attention, {}), "compressed-sparse-attention": (compressed_sparse_attention, {"count": 3}),
+    "qwen3-next-attention": (gated_attention, {}), "gated-delta-states": (gated_delta, {}),
     **{f"{family}-layer": (layer, {"family": family}) for family in ("gemma3", "gemma4", "llama4")},
 }
 

@@ -325,6 +325,42 @@ def layer(k, x, positions, q_proj, k_proj, v_proj, o_proj, gate, up, down, befor
     return {"y": r + norm(k.product("btf,df->btd", h, down), behind_mlp)}
 
 
+def gated_attention(k, x, positions, q_proj, k_proj, v_proj, o_proj, q_norm, k_norm, rotated=4):
+    width = v_proj.shape[1]
+    if k.main == "query and gate apart":
+        q, gate = (k.product("btd,ngd->btng", x, w) for w in q_proj.split(width, 1))
+    else:
+        q, gate = k.product("btd,ngd->btng", x, q_proj).split(width, -1)
+    q, gate, key, v = (k.step(name, t) for name, t in (("both", q), ("both gate", gate), ("kn in", k.product("btd,nhd->btnh", x, k_proj)), ("v", k.product("btd,nhd->btnh", x, v_proj))))
+    turn = lambda t: torch.cat([turned(t[..., :rotated].flatten(0, 1), positions.flatten()).reshape(*t.shape[:-1], rotated), t[..., rotated:]], -1)
+    q, key = (k.step(name, turn(k.step(name + "n", k.rms_norm(t, w + 1)))) for name, t, w in (("q", q, q_norm), ("k", key, k_norm)))
+    q, key, v = (t.transpose(1, 2) for t in (q, key.repeat_interleave(q.shape[2] // key.shape[2], 2), v.repeat_interleave(q.shape[2] // v.shape[2], 2)))
+    scores = k.product("bnsh,bnth->bnst", q, key) * width**-0.5
+    scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -1e30)
+    o = Flash.apply(scores, v, k) if k.main == "flash" else k.product("bnst,bnth->bnsh", k.softmax(scores), v)
+    o = k.step("o", o.transpose(1, 2) * k.sigmoid(gate))
+    return {"y": k.product("btnh,dnh->btd", o, o_proj)}
+
+
+def gated_delta(k, q, k_, v, a, b, start, A_log, dt_bias):
+    """A gate for each token: the decay between two is a factor of what they have in common."""
+    length = lambda x: x * k.rsqrt(k.sum(x * x)[..., None] + 1e-6)
+    query, key = k.step("query", length(q) * q.shape[-1] ** -0.5), k.step("key", length(k_))
+    gate, beta = k.step("gate", -F.softplus(a + dt_bias) * A_log.exp()), k.step("beta", k.sigmoid(b))
+    query, key, v, gate, beta = (x.transpose(1, 2) for x in (query, key, v, gate, beta[..., None]))  # [B,N,T,..]
+    state, made = start, []
+    size = {"tokens": 1, "chunks of 16": 16, "chunks of 64": 64}[k.main]
+    for qc, kc, vc, gc, bc in zip(*(x.split(size, 2) for x in (query, key, v, gate, beta))):
+        total = gc.cumsum(-1)
+        decay = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
+        system = torch.eye(gc.shape[-1], dtype=q.dtype) + (bc * k.product("bntk,bnsk->bnts", kc, kc) * decay).tril(-1)
+        written = torch.linalg.solve(system, bc * (vc - total.exp()[..., None] * k.product("bntk,bnkv->bntv", kc, state)))
+        made.append(total.exp()[..., None] * k.product("bntk,bnkv->bntv", qc, state) + k.product("bnts,bnsv->bntv", k.product("bntk,bnsk->bnts", qc, kc) * decay, written))
+        last = total[..., -1:, None]
+        state = last.exp() * state + k.product("bntk,bntv->bnkv", kc * (last - total[..., None]).exp(), written)
+    return {"state": state, "y": torch.cat(made, 2).transpose(1, 2)}
+
+
 def moe_align(k, x, ids, size=4, experts=5):
     """The ways in which kernels find a copy's place among those of its expert."""
     flat, copies = ids.flatten(), ids.numel()
@@ -520,6 +556,8 @@ KERNELS = {
     "indexer-codes": (indexer_codes, ("matrix", "sums and differences", "scales behind"), {}),
     "weighed-hidden-codes": (weighed_hidden_codes, ("groups", "gathered", "gate and up as one"), {}),
     **{f"{family}-layer": (layer, ("products", "flash", "gate and up as one"), {"family": family}) for family in ("gemma3", "gemma4", "llama4")},
+    "qwen3-next-attention": (gated_attention, ("products", "flash", "query and gate apart"), {}),
+    "gated-delta-states": (gated_delta, ("tokens", "chunks of 16", "chunks of 64"), {}),
     "moe-align": (moe_align, ("sorted", "one-hot", "counted"), {}),
     "dispatch-combine": (dispatch_combine, ("gathered", "first rank first", "last rank first"), {}),
     "eplb": (eplb, ("list", "array", "heap"), {}),
@@ -540,5 +578,5 @@ def run(name, tensors, expects, profile, number, fused):
     k.keep = lambda line, x: x if line in fused or fused == ["all"] else k.ar.keep(line, x)
     if fused:
         k.step = k.keep
-    rename = {"k": "k_"} if kernel in (kda, indexer_codes) else {}
+    rename = {"k": "k_"} if kernel in (kda, gated_delta, indexer_codes) else {}
     return evaluated(k, lambda **given: kernel(k, **{rename.get(n, n): x for n, x in given.items()}, **told), tensors, expects, UNROUNDED)

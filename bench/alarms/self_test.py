@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """That ci/alarms counts: some runs at float64, where any wrong formula shows, none of which fails, and the same runs with results that are 2 % off, most of
-which do. usage: self_test.py PROGRAM, with ASSAY_LIBRARY set"""
+which do; and so of ci/blocks. usage: self_test.py PROGRAM, with ASSAY_LIBRARY set"""
 import argparse
 import sys
 import time
 
 import alarms
+import blocks
 
 
 def tried(program, **more):
@@ -30,3 +31,11 @@ assert again == runs, (again, runs)
 assert len(failures) > runs / 2, (len(failures), runs)
 assert {failure[0] for failure in failures} == set(alarms.KINDS)
 print(f"{runs} correct runs pass, {len(failures)} of them fail with results that are 2 % off")
+
+for name in ("kda", "moe-align"):
+    assert not blocks.tried(name, "bf16", 1, range(6))[1]
+blocks.block_kernels.run = off(blocks.block_kernels.run)
+for name in ("kda", "moe-align"):
+    assert len(blocks.tried(name, "bf16", 1, range(6))[1]) == 6
+    assert blocks.tried(name, "f64", 1, range(1))[2] > blocks.FAR
+print("and so of ci/blocks")
