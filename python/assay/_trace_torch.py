@@ -947,6 +947,7 @@ class Recorder(TorchDispatchMode):
         return self.t.reshape(self.t.slice(self.of(x), place, index % x.shape[place], index % x.shape[place] + 1), out.shape)
 
     def on_cat(self, out: Any, parts: Any, place: int = 0) -> Value:
+        parts = [x for x in parts if x.numel()]
         joined = self.rotations.joined([self.operand(x) for x in parts], place)
         return self.t.concatenate([v if isinstance(v, Value) else self.full(parts[v]) for v in joined], place)
 

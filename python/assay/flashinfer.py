@@ -125,7 +125,7 @@ def stored(path: str, key: str) -> Any:
 def reference_of(definition: Mapping[str, Any], source: str) -> Callable[..., Any]:
     space: dict[str, Any] = {"__name__": "definition"}
     exec(compile(source, definition["name"], "exec"), space)
-    return lambda **given: space["run"](*(given[name] for name in definition["inputs"]))
+    return lambda **given: space["run"](**given)
 
 
 def outputs_of(definition: Mapping[str, Any], result: Any) -> dict[str, Any]:

@@ -1003,3 +1003,10 @@ def test_the_golden_has_the_frameworks_slope_on_a_kink(function):
     wide = x.double().requires_grad_(True)
     function(wide).backward(cotangent.double())
     np.testing.assert_allclose(case.golden("gradients/inputs/x"), wide.grad.numpy(), rtol=1e-12, atol=1e-12)
+
+
+def test_what_is_joined_may_be_empty():
+    def reference(x):
+        return torch.cat([torch.empty(0, 1, 4), x[torch.tensor([2, 0])], torch.empty(0, 1, 4)]).sum(1)
+
+    assert "outputs:" in str(assay.trace(reference, {"x": torch.randn(3, 1, 4)}))
