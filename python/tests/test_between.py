@@ -111,3 +111,28 @@ def test_bad_input_is_one_line(arguments: list[str], says: str, tmp_path: Path) 
     made = between(*arguments, answer=tmp_path / "answer.json")
     assert made.returncode == 2 and made.stdout == "" and not (tmp_path / "answer.json").exists()
     assert says in made.stderr and made.stderr.count("\n") == 1, made.stderr
+
+
+def test_the_next_token() -> None:
+    text = """
+case: own/head
+op: program
+sizes: {T: 12, D: 16, V: 40}
+inputs: {x: [T, D]}
+weights: {w: [D, V]}
+outputs:
+  logits: product("TD,DV->TV", x, w)
+gradients: none
+"""
+    case = assay.case(text, precision="bf16")
+    golden = case.golden("outputs/logits")
+    near = golden * (1 + 1e-4 * np.sign(np.sin(np.arange(golden.size))).reshape(golden.shape))
+    found = assay.between(case, {"outputs/logits": bf16(golden)}, {"outputs/logits": bf16(near)})["next_token"]
+    a, b = (np.float64(bf16(x)) for x in (golden, near))
+    p, q = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (a, b))
+    divergence = (np.exp(p) * (p - q)).sum(-1)
+    assert found["tokens"] == 12 and found["other"] == (a.argmax(-1) != b.argmax(-1)).sum()
+    assert found["kl_mean"] == pytest.approx(divergence.mean(), rel=1e-6) and found["kl_largest"] == pytest.approx(divergence.max(), rel=1e-6)
+    wrong = np.where(np.arange(40) == 3, 1e3, golden)
+    found = assay.between(case, {"outputs/logits": bf16(golden)}, {"outputs/logits": bf16(wrong)})
+    assert found["verdict"] == "BEYOND ROUNDING" and found["next_token"]["other"] >= 11
