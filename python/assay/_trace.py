@@ -997,7 +997,9 @@ class Tracer:
         if name == "linear_scan":  # repeated along what they lack
             rank = max(len(v.dims) for v in values)
             values = [v.seen([*[()] * (rank - len(v.dims)), *v.dims]) for v in values]
-            values = [self.ordered(v, [d or other for d, other in zip(v.dims, values[1 - i].dims)]) for i, v in enumerate(values)]
+            pairs = [list(zip(v.dims, values[1 - i].dims)) for i, v in enumerate(values)]
+            values = [self.renamed(v, [() if size_of(d) == 1 != size_of(other) else d for d, other in pair]) for v, pair in zip(values, pairs)]
+            values = [self.ordered(v, [d or other for d, (_, other) in zip(v.dims, pair)]) for v, pair in zip(values, pairs)]
             parameters = {"over": lambda: self.letters(axes["T"])}
         given, out = NAMED[name].split("->")
         words = [("BS" if v.integer else "N") if i > 2 and name.startswith("attention") else given.split(",")[i] for i, v in enumerate(values)]

@@ -352,8 +352,9 @@ class Recorder(TorchDispatchMode):
         elif operator in ("_conj", "conj"):
             a, b = self.parts(args[0])
             self.pairs[id(out)] = a, t.map("neg", b)
-        elif operator in SAME:
-            self.pairs[id(out)] = self.parts(args[0])
+        elif operator in SAME or operator == "detach":
+            a, b = self.parts(args[0])
+            self.pairs[id(out)] = (a, b) if operator in SAME else (t.detach(a), t.detach(b))
         elif operator in MOVES and isinstance(args[0], torch.Tensor):
             halves = []
             for v in self.parts(args[0]):  # as one of real numbers

@@ -130,3 +130,17 @@ def test_one_result_of_a_case(tmp_path):
     assay.assert_close(case.golden("gradients/weights/scale").astype("float32"), case, "gradients/weights/scale")
     with pytest.raises(assay.BadInput, match="only has y, which matches no output"):
         assay.assert_close(right, case, "y")
+
+
+@pytest.mark.parametrize("gate", [(9, 3), (9, 1)])
+def test_a_scan_as_one_step(gate):
+    def token_by_token(a, x):
+        h, made = torch.zeros(3), []
+        for t in range(9):
+            h = a[t] * h + x[t]
+            made.append(h)
+        return torch.stack(made)
+
+    fills = {"a": {"distribution": "uniform", "low": 0.0, "high": 1.0}}
+    example = {"a": torch.ones(gate), "x": torch.ones(9, 3)}
+    assert assay.assert_correct(token_by_token, lambda a, x: assay.step("linear_scan", a, x), example, precision="f32", fills=fills).verdict == "PASS"
