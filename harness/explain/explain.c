@@ -360,7 +360,7 @@ static assay_status open_search(assay_context *ctx, search *s, assay_golden *gol
     if (s->given_too != NULL) MUST(add_given(ctx, s->given_too, results));
     s->trial = (assay_trial){.plan = plan, .golden = results, .profile = profile, .false_alarm = s->plain->false_alarm};
     MUST(assay_candidate_results_load(ctx, results, candidate, &s->of_candidate));
-    MUST(assay_mutants_explaining(ctx, plan, first_wrong_token(s), &s->mutants));
+    MUST(assay_mutants_of(ctx, plan, first_wrong_token(s), &s->mutants));
     MUST(assay_alloc(ctx, "hypotheses", s->mutants.count + assay_ignored_setting_count, sizeof *s->hypotheses,
                      &s->hypotheses));
     return ASSAY_OK;

@@ -209,7 +209,7 @@ static assay_status set_mutant_names(assay_context *ctx, assay_fixture_writer *w
 {
     OWNED_BY(assay_mutant_list_free) assay_mutant_list list = {0};
     OWNED const char **names = NULL;
-    MUST(assay_mutants_of(ctx, plan, &list));
+    MUST(assay_mutants_of(ctx, plan, -1, &list));
     MUST(assay_alloc(ctx, "the names of mutants", list.count, sizeof *names, &names));
     for (int i = 0; i < list.count; i++) names[i] = list.items[i]->name;
     return assay_fixture_set_texts(ctx, writer, "mutants", list.count, names);

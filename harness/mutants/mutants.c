@@ -25,6 +25,7 @@
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
+#include "harness/mutants/step_changes.h"
 #include "harness/operations/op_support.h"
 
 /* Traits of operations: one of them is enough; 0 is every operation. */

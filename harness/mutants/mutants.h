@@ -168,13 +168,10 @@ typedef struct assay_mutant_list {
     assay_step_mutant *of_steps;
 } assay_mutant_list;
 
-/* Of an operation that has parts the table's alone: those know what bugs its steps have. Of others, which are programs, those of
- * its steps too. */
-assay_status assay_mutants_of(assay_context *ctx, const assay_plan *plan, assay_mutant_list *list);
-/* And forms of steps that are right but for their accuracy, and states that are handed over wrongly once, behind `token` tokens (0: none):
- * explanations of a failure alone; the power of a golden counts none. */
-assay_status assay_mutants_explaining(assay_context *ctx, const assay_plan *plan, int64_t token,
-                                      assay_mutant_list *list);
+/* Of an operation that has parts the table's alone: those know what bugs its steps have. Of programs those of steps too. To explain a
+ * failure token is 0 and more, else -1: forms of steps that are right but for their accuracy, and states that are lost once, behind so
+ * many tokens (0: none), count for no golden's power. */
+assay_status assay_mutants_of(assay_context *ctx, const assay_plan *plan, int64_t token, assay_mutant_list *list);
 /* Those of both that the pattern matches, of any operation; what has no graph has none of steps. Refuses one that matches none. */
 assay_status assay_mutants_like(assay_context *ctx, const assay_plan *plan, const char *pattern,
                                 assay_mutant_list *list);

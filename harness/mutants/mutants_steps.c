@@ -49,7 +49,7 @@ static bool is_wanted(int change, int64_t token)
     return once > 0 ? once == token : !explains || token >= 0;
 }
 
-/* made: NULL: counts them. token: -1: nothing is explained. */
+/* made: NULL: counts them. */
 static int make_all(const graph *g, int64_t token, assay_step_mutant *made)
 {
     int count = 0;
@@ -83,13 +83,7 @@ static assay_status open_list(assay_context *ctx, const assay_plan *plan, bool s
     return ASSAY_OK;
 }
 
-assay_status assay_mutants_of(assay_context *ctx, const assay_plan *plan, assay_mutant_list *list)
-{
-    return open_list(ctx, plan, plan->operation->graph != NULL && plan->operation->components == 0, -1, list);
-}
-
-assay_status assay_mutants_explaining(assay_context *ctx, const assay_plan *plan, int64_t token,
-                                      assay_mutant_list *list)
+assay_status assay_mutants_of(assay_context *ctx, const assay_plan *plan, int64_t token, assay_mutant_list *list)
 {
     return open_list(ctx, plan, plan->operation->graph != NULL && plan->operation->components == 0, token, list);
 }

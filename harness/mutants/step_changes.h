@@ -2,6 +2,7 @@
  * it reads, what it is told and what it makes; the graph stays as it is. Mutants are made so (oracle/base/step_change.h). */
 #pragma once
 
+#include "oracle/base/step_change.h"
 #include "oracle/graph/graph.h"
 
 typedef enum assay_step_change_kind {
@@ -22,6 +23,7 @@ enum { ASSAY_STEP_CHANGES_MOST = ASSAY_STEP_CHANGE_COUNT * GRAPH_IN * ASSAY_MAX_
 /* Step `number` with such a change, as assay_step_change.make has it; false: it has none of the kind. name [ASSAY_STEP_NAME], of the
  * change: "left_out", "as_gelu", "first_reads_up"; NULL: nobody asks. */
 bool assay_change_step(const graph *g, int number, int change, graph_step *changed, char *name);
+assay_step_maker assay_step_held_back; /* a token has what should come of the one before */
 const char *assay_step_change_text(int change);
 /* Of a state that is handed over wrongly once: behind how many tokens; 0: the change is none such. */
 int assay_step_change_token(int change);

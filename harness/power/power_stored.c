@@ -30,7 +30,7 @@ assay_status assay_power_check(assay_context *ctx, const assay_plan *plan, assay
     const int stored = assay_power_fields_of(assay_fixture_find(golden, path), count);
     MUST(assay_alloc_f64(ctx, path, (int64_t)count * stored, &rows));
     MUST(assay_fixture_read(ctx, golden, path, 0, (int64_t)count * stored, rows));
-    MUST(assay_mutants_of(ctx, plan, &list));
+    MUST(assay_mutants_of(ctx, plan, -1, &list));
     for (int i = 0; i < count; i++) {
         const double *row = rows + (int64_t)i * stored;
         const int place = assay_mutant_place(&list, names[i]);

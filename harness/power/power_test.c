@@ -342,7 +342,7 @@ assay_status assay_power_test_run(assay_context *ctx, const assay_plan *plan, co
     TRY(assay_trial_reader(ctx, golden, "golden", NULL, &t.reader));
     TRY(check_control(ctx, &t));
     TRY(plan->mutants_like != NULL ? assay_mutants_like(ctx, plan, plan->mutants_like, &found->mutants)
-                                   : assay_mutants_of(ctx, plan, &found->mutants));
+                                   : assay_mutants_of(ctx, plan, -1, &found->mutants));
     TRY(assay_alloc(ctx, "verdicts on mutants", found->mutants.count, sizeof *found->items, &found->items));
     if (sketched) {
         TRY(assay_full_golden_make(ctx, &t, &full));

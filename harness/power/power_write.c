@@ -26,7 +26,7 @@ assay_status assay_plan_mutants(assay_context *ctx, assay_plan *plan)
     }
     const int room = plan->spec_count + plan->precision_count + 1;
     MUST(assay_grow(ctx, "the list of datasets", room, sizeof *plan->specs, &plan->specs));
-    MUST(assay_mutants_of(ctx, plan, &list));
+    MUST(assay_mutants_of(ctx, plan, -1, &list));
     for (int p = 0; p < plan->precision_count; p++) {
         assay_tensor_spec spec;
         MUST(assay_power_spec(ctx, plan->precisions[p].name, list.count, &spec));

@@ -73,7 +73,7 @@ static void is_same(assay_case *c, const char *mutant, assay_case *other)
     trial_evaluate(&plain, c, NULL);
     trial_evaluate(&changed, other, NULL);
     const assay_trial at = trial_at(&plain, "f32");
-    assert_ok(&plain.ctx, assay_mutants_of(&plain.ctx, &plain.plan, &list));
+    assert_ok(&plain.ctx, assay_mutants_of(&plain.ctx, &plain.plan, -1, &list));
     assert_ok(&plain.ctx, assay_mutant_make(&plain.ctx, &at, named(&list, mutant), &results, &applies));
     assert_true(applies);
     for (int t = 0; t < results.count; t++) {
@@ -261,7 +261,7 @@ TEST(what_flows_back_is_the_derivative)
         assay_case *c = of(names[i], "profiles=none");
         c->dtype = ASSAY_FLOAT64;
         trial_evaluate(&t, c, NULL);
-        assert_ok(&t.ctx, assay_mutants_of(&t.ctx, &t.plan, &list));
+        assert_ok(&t.ctx, assay_mutants_of(&t.ctx, &t.plan, -1, &list));
         assert_ok(&t.ctx, assay_operation_graph(&t.ctx, t.plan.operation, t.c, g));
         for (int k = assay_mutant_count; k < list.count; k++) {
             double slope, size, ignored;
@@ -381,7 +381,7 @@ TEST(programs_have_them_and_others_are_asked)
 
     trial_evaluate(&t, case_named("mla/small", "profiles=[f32]"), NULL);
     assay_mutant_list list = {0};
-    assert_ok(&t.ctx, assay_mutants_of(&t.ctx, &t.plan, &list));
+    assert_ok(&t.ctx, assay_mutants_of(&t.ctx, &t.plan, -1, &list));
     assert_int_equal(list.count, assay_mutant_count);
     assay_mutant_list_free(&list);
     t.plan.mutants_like = "step:mla_kv:*";
@@ -430,7 +430,7 @@ TEST_IN_FOLDER(a_failure_names_the_step)
         OWNED_BY(trial_close) trial t;
         OWNED_BY(assay_mutant_list_free) assay_mutant_list list = {0};
         trial_write(&t, folder, of(table[i].name, "profiles=[bf16]"));
-        assert_ok(&t.ctx, assay_mutants_explaining(&t.ctx, &t.plan, 0, &list));
+        assert_ok(&t.ctx, assay_mutants_of(&t.ctx, &t.plan, 0, &list));
         OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
         bool applies = true;
         const assay_trial at = trial_at(&t, "bf16");

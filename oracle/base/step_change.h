@@ -8,9 +8,8 @@
 typedef enum assay_step_how {
     ASSAY_STEP_AS_IT_IS,
     ASSAY_STEP_TIMES, /* nothing but `by` times its input `input` comes of it: 1: it is left out; 0: it gives zeros */
-    ASSAY_STEP_SHIFTED_BACK, /* each token of a batch row has what should come of the one before, the first one its own */
-    ASSAY_STEP_DETACHED,     /* nothing flows back through it; of a product of two branches, through branch `input` */
-    ASSAY_STEP_CHANGED,      /* as `make` makes it; of steps of graphs alone */
+    ASSAY_STEP_DETACHED, /* nothing flows back through it; of a product of two branches, through branch `input` */
+    ASSAY_STEP_CHANGED,  /* as `make` makes it; of steps of graphs alone */
     ASSAY_STEP_KINKS /* every step of a graph: on a kink it has the least slope (by 0) or the largest (by 1) of those there */
 } assay_step_how;
 
@@ -31,6 +30,7 @@ typedef struct assay_step_change {
     const char
         *kind; /* of step; NULL: any. What is no step of a graph, or is told a parameter, has a word of its own */
     const char *tensors; /* words with spaces between: it reads or makes a tensor whose name ends in one; NULL: any */
+    bool of_results;     /* of what steps make alone */
     int step; /* of a graph, its number from 1: this one, whatever it is called; 0: it goes by kind and tensors */
     int input;
     double by;

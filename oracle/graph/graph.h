@@ -71,7 +71,7 @@ typedef struct graph_partition {
 typedef struct graph_product {
     assay_quant_recipe_config recipe;
     int branches;      /* of the columns of w: the gradient of x is the sum of theirs */
-    unsigned detached; /* a mutant's: bit i: not of branch i, or of w i of two */
+    unsigned detached; /* bit i: nothing flows back to x through branch i, or through w i of two */
     bool joined;       /* of two w the gradient of x is one product, with both beside each other */
     graph_partition partition;
 } graph_product;
@@ -85,8 +85,6 @@ typedef struct graph_general {
     int64_t first;                 /* index along the axis */
     assay_dtype type;              /* of cast */
     double passed_over;            /* of steps that read indices: the one that is no row; NAN: there is none */
-    bool by_tanh;                  /* a mutant's sigmoid and silu: in float32 */
-    int undivided; /* a mutant's softmax: not by its sum; 2: and nothing flows back through its maximum */
 } graph_general;
 
 typedef union graph_parameters {
@@ -103,33 +101,38 @@ typedef union graph_parameters {
     const void *block;        /* of a kind that is another block (graph_block) */
 } graph_parameters;
 
-/* What a mutant makes of a step besides; the functions are its own (harness/mutants). */
+/* What is done around a step of which a change (oracle/base/step_change.h) has made another one, by functions of its own. */
 struct graph;
 struct graph_step;
-typedef void graph_spoiler(const struct graph *g, const struct graph_step *step, double *values, bool gradient);
-typedef void graph_hand_over(int64_t rows, int64_t columns, int64_t all, double *states, bool gradient);
-typedef struct graph_wrong {
-    bool shifted_back;      /* each token has what the one before it should have */
-    graph_spoiler *spoil;   /* what it makes first, and the gradient of that; NULL: it is right */
-    graph_spoiler *misread; /* a copy of in[input], which it reads, and the gradient */
-    int input;
-    bool back_alone; /* misread by backward alone, whose gradient of it is as ever */
-    double by;       /* theirs */
-    assay_dtype type;
-    char axis;
-    int other;    /* in[other - 1] is another tensor than it should be; 0: none is */
-    bool chooses; /* in[input] is chosen anew, as the largest of the last of in[], to which nothing flows back */
-    graph_hand_over *hand_over; /* states [rows,columns] at each boundary of a chunk; NULL: they are right */
+struct graph_call;
+typedef void graph_values(const struct graph *g, const struct graph_step *step, double *values, bool gradient);
+typedef void graph_states(int64_t rows, int64_t columns, int64_t all, double *states, bool gradient);
+typedef struct graph_hooks {
+    /* The call reads something else, in *room, which is freed behind it; and gradients become others. */
+    assay_status (*before)(assay_context *ctx, struct graph_call *call, bool backward, double **room);
+    void (*behind)(const struct graph_call *call);                       /* backward */
+    void (*result)(const struct graph_call *call, int i, bool gradient); /* of out[i], before it is rounded */
+    graph_states *states; /* [rows,columns] at each boundary of a chunk */
     int64_t chunk;
-    bool once;         /* at the first boundary alone */
-    unsigned detached; /* bit i: nothing flows back to in[i] */
-} graph_wrong;
+    bool once; /* at the first boundary alone */
+    struct {
+        graph_values *values;
+        void (*redo)(const struct graph_call *call, bool back);
+        int input, other;
+        double by;
+        int64_t count;
+        assay_dtype type;
+        char axis;
+        bool back_alone;
+        unsigned detached;
+    } with; /* what these functions go by */
+} graph_hooks;
 
 typedef struct graph_step {
     const struct graph_kind *kind;
     int in[GRAPH_IN], out[GRAPH_OUT];
     graph_parameters with;
-    graph_wrong wrong;
+    graph_hooks hooks;
     bool staged;      /* its functions err as in a run stage by stage (assay_is_staged) */
     assay_dtype sums; /* that a correct kernel keeps its sums in; float64: the profile's */
 } graph_step;

@@ -42,8 +42,8 @@ extern const graph_kind graph_kind_linear, graph_kind_rms_norm, graph_kind_angle
 extern const graph_kind graph_kind_map, graph_kind_binary, graph_kind_where, graph_kind_float, graph_kind_reduce,
     graph_kind_softmax, graph_kind_logsumexp, graph_kind_running_sum, graph_kind_product, graph_kind_order,
     graph_kind_detach, graph_kind_slice, graph_kind_concatenate, graph_kind_gather, graph_kind_scatter_add,
-    graph_kind_pick, graph_kind_top_k, graph_kind_argsort, graph_kind_bincount,
-    graph_kind_causal_convolution, graph_kind_linear_scan, graph_kind_gated_delta_rule;
+    graph_kind_pick, graph_kind_top_k, graph_kind_argsort, graph_kind_bincount, graph_kind_causal_convolution,
+    graph_kind_linear_scan, graph_kind_gated_delta_rule;
 
 /* A step that multiplies x by a number; it has no output yet. */
 graph_step graph_times(int x, double factor);
@@ -53,21 +53,15 @@ bool graph_in_registers(const graph_call *c);
 /* What backward of the step reads, as graph_kind.reads. */
 unsigned graph_reads(const graph_step *step);
 
-/* The last token up to `token` before which a mutant hands its state over wrongly; 0: there is none. */
+/* The last token up to `token` before which the state is handed over by graph_hooks.states; 0: there is none. */
 static inline int64_t graph_boundary(const graph_step *step, int64_t token)
 {
-    const graph_wrong *wrong = &step->wrong;
-    if (wrong->hand_over == NULL || token < wrong->chunk) return 0;
-    return wrong->once ? wrong->chunk : token - token % wrong->chunk;
+    const graph_hooks *hooks = &step->hooks;
+    if (hooks->states == NULL || token < hooks->chunk) return 0;
+    return hooks->once ? hooks->chunk : token - token % hooks->chunk;
 }
-/* The step as it is run: a mutant's is another one, which is put down in *changed. */
+/* The step as it is run: a changed one is put down in *changed. */
 const graph_step *graph_step_at(const assay_context *ctx, const graph *g, int number, graph_step *changed);
-/* What a step that is held back gives, and the gradient of that. */
-void graph_hold_back(const graph *g, int tensor, double *values, bool gradient);
-/* A step that misreads an input has *read instead, which is the caller's; one that reads what the case lacks is refused. And what
- * flows back to these, and to what is detached. */
-assay_status graph_misread(assay_context *ctx, graph_call *c, double **read);
-void graph_detach(const graph_call *c);
 enum { GRAPH_W = 1, GRAPH_SECOND_W = 4, GRAPH_ROW_WEIGHTS, GRAPH_GROUP_SIZES }; /* of linear */
 /* A group of a weight that streams, in `room` or where it is lent; and the next one of its gradient. */
 assay_status graph_read_group(assay_context *ctx, const graph_run *r, int tensor, int64_t group, double *room,

@@ -287,13 +287,6 @@ assay_status graph_read_inputs(assay_context *ctx, graph_run *r)
     return ASSAY_OK;
 }
 
-/* What a wrong step makes of an output, or of its gradient. */
-static void spoil(const graph_run *r, const graph_step *step, int i, double *values, bool gradient)
-{
-    if (step->wrong.shifted_back) graph_hold_back(r->graph, step->out[i], values, gradient);
-    if (step->wrong.spoil != NULL && i == 0) step->wrong.spoil(r->graph, step, values, gradient);
-}
-
 /* What it was chosen by stands beside it. */
 static assay_status write_choice(assay_context *ctx, const graph_run *r, const graph_step *step)
 {
@@ -322,7 +315,7 @@ static assay_status make_integers(assay_context *ctx, graph_run *r, const graph_
         MUST(r->in->read_i32(ctx, r->in->self, path, 0, count, r->chosen[choice]));
     } else {
         MUST(step->kind->forward(ctx, c));
-        spoil(r, step, 0, c->y[0], false);
+        if (step->hooks.result != NULL) step->hooks.result(c, 0, false);
         for (int64_t i = 0; i < count; i++) {
             if (!(fabs(c->y[0][i]) <= INT32_MAX))
                 return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has %.17g, expected 32 bits", path, c->y[0][i]);
@@ -347,7 +340,7 @@ static assay_status compute(assay_context *ctx, graph_run *r, int number, bool w
     OWNED double *read = NULL;
     for (int i = 0; i < GRAPH_IN; i++) TRY(require(ctx, r, step->in[i], write));
     c = call_of(r, step);
-    if (!step->wrong.back_alone) TRY(graph_misread(ctx, &c, &read));
+    if (step->hooks.before != NULL) TRY(step->hooks.before(ctx, &c, false, &read));
     for (int i = 0; i < GRAPH_OUT; i++) {
         TRY(make_room(ctx, r, step->out[i]));
         c.y[i] = r->value[step->out[i]];
@@ -360,7 +353,7 @@ static assay_status compute(assay_context *ctx, graph_run *r, int number, bool w
     for (int i = 0; i < GRAPH_OUT; i++) {
         const graph_tensor *t = &r->graph->tensors[step->out[i]];
         if (step->out[i] == 0 || c.made[i]) continue;
-        spoil(r, step, i, c.y[i], false);
+        if (step->hooks.result != NULL) step->hooks.result(&c, i, false);
         if (t->kept == GRAPH_STORED) assay_round(ctx, ASSAY_ROUND_STORAGE, graph_size(r->graph, step->out[i]), c.y[i]);
     }
     for (int i = GRAPH_OUT - 1; i >= 0; i--) {
@@ -557,12 +550,12 @@ static assay_status back(assay_context *ctx, graph_run *r, int number)
         if (reads >> (GRAPH_READS_OUT + i) & 1) TRY(graph_require(ctx, r, step->out[i]));
     TRY(add_zeros(ctx, r, step));
     c = call_of(r, step);
-    if (step->wrong.misread != NULL || step->wrong.chooses) TRY(graph_misread(ctx, &c, &read));
+    if (step->hooks.before != NULL) TRY(step->hooks.before(ctx, &c, true, &read));
     for (int i = 0; i < GRAPH_OUT; i++)
-        if (c.dy[i] != NULL) spoil(r, step, i, c.dy[i], true);
+        if (c.dy[i] != NULL && step->hooks.result != NULL) step->hooks.result(&c, i, true);
     for (int i = 0; i < GRAPH_IN; i++) TRY(term_of(ctx, r, step, i, &c.dx[i]));
     TRY(call(ctx, &c, step->kind->backward));
-    graph_detach(&c);
+    if (step->hooks.behind != NULL) step->hooks.behind(&c);
     for (int i = 0; i < GRAPH_IN; i++) {
         const int tensor = step->in[i];
         if (tensor != 0) r->pending[tensor]--;

@@ -77,16 +77,6 @@ static const assay_activation activations[GRAPH_MAP_COUNT] = {
 #include "oracle/graph/maps.inc"
 };
 
-/* sigmoid and silu by a tanh that float32 has: 1 + tanh(x / 2) is a multiple of 2^-24 where x is below 0. */
-static void sigmoid_by_tanh(graph_map f, int64_t count, const double *x, double *value, double *slope)
-{
-    for (int64_t i = 0; i < count; i++) {
-        const double s = 0.5 + 0.5 * assay_dtype_round(ASSAY_FLOAT32, assay_tanh(x[i] / 2), false);
-        value[i] = f == GRAPH_MAP_silu ? x[i] * s : s;
-        if (slope != NULL) slope[i] = f == GRAPH_MAP_silu ? s * (1 + x[i] * (1 - s)) : s * (1 - s);
-    }
-}
-
 static bool is_activation(graph_map f)
 {
     return activations[f] != ASSAY_SILU || f == GRAPH_MAP_silu;
@@ -134,9 +124,7 @@ static assay_status map_forward(assay_context *ctx, const graph_call *c)
         const int64_t count = piece_of(first, size);
         const double *x = c->x[0] + first;
         double *y = c->y[0] + first;
-        if (with->by_tanh) {
-            sigmoid_by_tanh(f, count, x, y, NULL);
-        } else if (is_activation(f)) {
+        if (is_activation(f)) {
             assay_activation_many(ctx, activations[f], count, x, y, NULL);
         } else if (f == GRAPH_MAP_cast) {
             cast_many(ctx, with->type, count, x, y);
@@ -190,9 +178,7 @@ static assay_status map_backward(assay_context *ctx, const graph_call *c)
         const int64_t count = piece_of(first, size);
         const double *x = c->x[0] + first;
         double *dx = c->dx[0] + first, value[PIECE];
-        if (with->by_tanh) {
-            sigmoid_by_tanh(f, count, x, value, dx);
-        } else if (is_activation(f)) {
+        if (is_activation(f)) {
             assay_activation_many(ctx, activations[f], count, x, value, dx);
             for (int64_t i = 0; i < count && with->kink != 0; i++) dx[i] = is_kink(f, x[i], with) ? with->kink : dx[i];
         } else {

@@ -339,14 +339,14 @@ static convolution convolution_of(const graph_call *c)
     return (convolution){graph_in_size(c->graph, c->step, SERIES) / steps / channels, steps, channels, w->dims[1]};
 }
 
-/* Of a mutant: which number of the last steps [taps - 1,C] before a chunk it has for which, 1 and up; 0: none. */
+/* Where states are changed: which number of the last steps [taps - 1,C] before a chunk it has for which, 1 and up; 0: none. */
 static assay_status handed_over(assay_context *ctx, const graph_call *c, const convolution *v, double **map)
 {
     const int64_t size = (v->taps - 1) * v->channels;
-    if (c->step->wrong.hand_over == NULL) return ASSAY_OK;
+    if (c->step->hooks.states == NULL) return ASSAY_OK;
     MUST(assay_alloc_f64(ctx, "a state", size, map));
     for (int64_t i = 0; i < size; i++) (*map)[i] = (double)(i + 1);
-    c->step->wrong.hand_over(v->taps - 1, v->channels, size, *map, false);
+    c->step->hooks.states(v->taps - 1, v->channels, size, *map, false);
     return ASSAY_OK;
 }
 

@@ -71,12 +71,11 @@ static double decay_of(const assay_context *ctx, double gate, double *sum)
     return decay;
 }
 
-/* Before a token that a mutant begins a chunk with. */
+/* Before a token that a chunk begins with. */
 static void hand_over(const graph_call *c, const sizes *s, int64_t token, double *state, bool gradient)
 {
-    const graph_wrong *wrong = &c->step->wrong;
     if (token > 0 && graph_boundary(c->step, token) == token)
-        wrong->hand_over(s->k, s->v, s->k * s->v, state, gradient);
+        c->step->hooks.states(s->k, s->v, s->k * s->v, state, gradient);
 }
 
 static void decay_state(const assay_context *ctx, double *state, const double *decay, const sizes *s)

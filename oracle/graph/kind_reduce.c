@@ -235,8 +235,7 @@ static assay_status softmax_forward(assay_context *ctx, const graph_call *c)
         const int64_t start = start_of(&l, line);
         const double *x = c->x[0] + start, largest = largest_on(&l, x);
         double *y = c->y[0] + start;
-        double sum = divisor_of(ctx, line, largest, exponentials(ctx, &l, line, x, largest, y));
-        if (c->step->with.general.undivided != 0) sum = 1;
+        const double sum = divisor_of(ctx, line, largest, exponentials(ctx, &l, line, x, largest, y));
         for (int64_t i = 0; i < l.count; i++) y[i * l.step] /= sum;
     }
     if (graph_in_registers(c)) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, graph_out_size(c->graph, c->step, 0), c->y[0]);
@@ -250,7 +249,6 @@ static assay_status softmax_backward(assay_context *ctx, const graph_call *c)
 {
     const lines l = lines_of(c);
     const bool rounds = ctx->arithmetic->round != NULL;
-    const int undivided = c->step->with.general.undivided; /* then the largest y is 1 */
     const double *of_product = c->run->row_sums[c->step->out[0]], *of_chosen = c->run->cancelled[c->step->out[0]];
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t line = 0; line < line_count(&l); line++) {
@@ -265,8 +263,7 @@ static assay_status softmax_backward(assay_context *ctx, const graph_call *c)
         assay_round_terms(ctx, l.count, 1, &squares, &sum);
         if (of_product != NULL && assay_uses_second_form_at(ctx, line)) sum = of_product[line];
         for (int64_t i = 0; i < l.count; i++) {
-            const bool none = undivided == 2 || (undivided == 1 && y[i * l.step] != 1);
-            double rest = none ? dy[i * l.step] : dy[i * l.step] - sum;
+            double rest = dy[i * l.step] - sum;
             assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &rest);
             if (rounds) rest += assay_moved_by(ctx, dy[i * l.step]);
             dx[i * l.step] = y[i * l.step] * rest;
@@ -388,7 +385,7 @@ static double decay_at(const assay_context *ctx, const graph_call *c, double a, 
     return has_log(ctx, c, a) ? a * assay_exp(graph_sum_moved(ctx, assay_log(a), sum)) : a;
 }
 
-/* From a state on, which becomes that behind the last: all of a line, or a chunk of a mutant that hands states over wrongly. */
+/* From a state on, which becomes that behind the last: all of a line, or a chunk where states are changed (graph_hooks.states). */
 static void scan(const assay_context *ctx, const graph_call *c, const lines *l, int64_t start, int64_t first,
                  int64_t last, double *state)
 {
@@ -403,7 +400,7 @@ static void scan(const assay_context *ctx, const graph_call *c, const lines *l, 
 
 static int64_t chunk_of(const graph_call *c, const lines *l)
 {
-    return c->step->wrong.hand_over != NULL ? c->step->wrong.chunk : l->count;
+    return c->step->hooks.states != NULL ? c->step->hooks.chunk : l->count;
 }
 
 /* Those of all lines. */
@@ -416,7 +413,7 @@ static void hand_over(const graph_call *c, const lines *l, double *states, bool 
         rows = columns;
         columns = row->shape.dims[i];
     }
-    if (c->step->wrong.hand_over != NULL) c->step->wrong.hand_over(rows, columns, line_count(l), states, gradient);
+    if (c->step->hooks.states != NULL) c->step->hooks.states(rows, columns, line_count(l), states, gradient);
 }
 
 /* Decays, and sums of squares of the terms that y is made of. */
