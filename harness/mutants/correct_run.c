@@ -8,7 +8,9 @@
 assay_status assay_correct_run(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *golden,
                                const assay_profile *profile, int number, assay_tensor_set *candidate)
 {
-    const assay_precision precision = assay_case_precision(plan->c, profile);
+    assay_precision precision = assay_case_precision(plan->c, profile);
+    for (int p = 0; p < plan->precision_count; p++) /* of two forms of a step the accurate one */
+        if (strcmp(plan->precisions[p].name, precision.name) == 0) precision.form = plan->precisions[p].form;
     const assay_emulation emulation = assay_ensemble_member(plan, &precision, "correct", number);
     const assay_source given = assay_input_and_choice_source(golden);
     assay_rounded rounded = {&given, plan->c};

@@ -185,6 +185,7 @@ assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const ass
     e->subtracts = false;
     if (e->plan->less == NULL) return run(ctx, e, member, "ensemble", member->number);
     precision = assay_case_precision(e->plan->c, e->plan->less);
+    precision.form = member->precision->form;
     less.precision = strcmp(precision.name, member->precision->name) == 0 ? member->precision : &precision;
     /* forms of kernels go by the number: the two have all pairs of them */
     MUST(run(ctx, e, &less, "less", (5 * member->number + member->number / 8 + 1) % ASSAY_MOST_MEMBERS));

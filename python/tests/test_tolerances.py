@@ -13,6 +13,7 @@ import assay
 from assay.__main__ import program
 
 NAMES = ["moe/small", "mla/small", "rms_norm/one-row", "attention/segments"]
+TWO_FORMS, EXACT = "layer_norm/large-mean", "gmm/exact-k512"
 RULES = ["atol=5e-3,rtol=0", "atol=1e-2,rtol=1e-2", "atol=0.3,rtol=0.3", "largest=0.15,rtol=0.85", "atol=1e-2,rtol=1e-2,matched=0.75", "diff=1e-3"]
 
 
@@ -65,7 +66,7 @@ def test_what_an_audit_says_is_so(name: str) -> None:
     assert passed > 10
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, TWO_FORMS, EXACT])
 @pytest.mark.parametrize("precision", ["bf16", "f32"])
 def test_what_is_found_accepts_what_the_thresholds_accept(name: str, precision: str) -> None:
     case = assay.case(name, precision=precision)
