@@ -112,11 +112,13 @@ class Recorder(TorchDispatchMode):
         self.wide = Wide(False, False)
         self.exact: dict[int, Any] = {}  #: of these, what they are if all is computed in float64
         self.guarded: dict[int, tuple[Guard, int | None]] = {}  #: indices that nonzero gave, or a column of them
+        self.memories: dict[int, int] = {}
         self.views: dict[int, tuple[Any, Any, int, int]] = {}  #: parts: the tensor, what it is a part of, the dimension, the first index
 
     def bind(self, tensor: Any, value: Value) -> None:
         self.alive.append(tensor)
         self.values[id(tensor)] = value
+        self.memories.pop(id(tensor), None)  # set_ gives it another
 
     def bases(self, tensor: Any) -> list[tuple[Any, Any, int, int]]:
         """Of a part: that, and what it is a part of in turn."""
@@ -126,11 +128,14 @@ class Recorder(TorchDispatchMode):
             tensor = chain[-1][1]
         return chain
 
+    def memory(self, tensor: Any) -> int:
+        """Where it lies, of a tensor that is kept alive."""
+        if id(tensor) not in self.memories:
+            self.memories[id(tensor)] = int((tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor.storage()).data_ptr())
+        return self.memories[id(tensor)]
+
     def write(self, tensor: Any, value: Value, operator: str) -> None:
         """The value of what is written into, and of all that it is a part of; whoever else looks at this memory may not any more."""
-        def memory(t: Any) -> int:
-            return int(t.storage().data_ptr())
-
         self.bind(tensor, value)
         chain = self.bases(tensor)
         for part, whole, place, first in chain:
@@ -144,8 +149,9 @@ class Recorder(TorchDispatchMode):
             part, whole, place, first = chain[0]
             end = first + (part.shape[place] if part.dim() == whole.dim() else 1)
             kept |= {id(o) for o, w, p, f in self.views.values() if w is whole and p == place and o.dim() == part.dim() == w.dim() and (f >= end or f + o.shape[p] <= first)}
+        here = self.memory(tensor)
         for other in [*self.alive, *(view[0] for view in self.views.values())]:
-            if id(other) not in kept and memory(other) == memory(tensor):
+            if id(other) not in kept and self.memory(other) == here:
                 kept.add(id(other))
                 self.bind(other, self.t.nowhere(operator, (), [(Axis(n),) if n != 1 else () for n in other.shape], "writes into what others read"))
 
