@@ -154,7 +154,7 @@ static int64_t row_of(int change, const assay_decode_config *c, const assay_deco
 {
     const int64_t *rows = plan->rows + list * plan->longest, half = c->page / 2;
     if (change == ASSAY_READ_half_pages) {
-        const int64_t page = in->block_table[(list * c->max_pages + key / half) % (c->batch * c->max_pages)];
+        const int64_t page = in->places[(list * c->max_pages + key / half) % (c->batch * c->max_pages)];
         return (page < 0 || page >= c->pages ? 0 : page * half) + key % half;
     }
     return change == ASSAY_READ_first_chunk && key < starts_of(plan, list)[plan->splits - 1] ? rows[key % c->chunk]

@@ -52,6 +52,7 @@ static assay_status common_of(assay_context *ctx, const assay_case *c, decode_co
                               .padding = (int32_t)m->block_table_padding,
                               .quad.query_scale = m->query_pre_attn_scalar};
     config->quad.decode = (assay_decode_config){.batch = c->batch,
+                                                .gradients = m->cache_gradients,
                                                 .sequence = c->sequence,
                                                 .heads = m->base_num_query_heads,
                                                 .kv_heads = 1,
@@ -85,6 +86,9 @@ static assay_status cache_of(assay_context *ctx, const assay_case *c, decode_con
     const assay_cache_format *f = assay_cache_format_by_name(m->kv_cache_dtype.text);
     const assay_cache_config pages = {
         .pages = d->pages, .tokens = d->page, .stride = d->stride, .heads = d->kv_heads, .heads_first = d->heads_first};
+    MUST(assay_require_positive(ctx, "base_num_query_heads", d->heads));
+    MUST(assay_require_positive(ctx, d->max_pages > 0 ? "pagedattn_tokens_per_page" : "cache_length", d->page));
+    MUST(assay_require_positive(ctx, "pagedattn_num_pages", d->pages));
     MUST(assay_decode_check(ctx, d));
     config->quad.split_cache = m->kv_cache_split;
     if (config->quad.split_cache && !d->latent)
@@ -105,6 +109,9 @@ static assay_status mla_config_of(assay_context *ctx, const assay_case *c, void 
     assay_mla_config *mla = &config->quad.mla;
     MUST(common_of(ctx, c, config));
     MUST(assay_require_positive(ctx, "qk_nope_head_dim", m->qk_nope_head_dim));
+    MUST(assay_require_positive(ctx, "qk_rope_head_dim", m->qk_rope_head_dim));
+    MUST(assay_require_positive(ctx, "kv_lora_rank", m->kv_lora_rank));
+    if (naive) MUST(assay_require_positive(ctx, "v_head_dim", m->v_head_dim));
     if (strcmp(m->kv_layout.text, "NHD") != 0)
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_kv_layout, "NHD: the cache of op mla_decode has no heads");
     *mla = (assay_mla_config){
@@ -115,6 +122,9 @@ static assay_status mla_config_of(assay_context *ctx, const assay_case *c, void 
     d->v_dim = m->kv_lora_rank;
     d->width = m->kv_lora_rank + m->qk_rope_head_dim;
     d->value_first = m->value_last ? d->width - d->v_dim : 0;
+    if (naive && m->cache_gradients)
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_cache_gradients,
+                                "false: with attn_impl naive there is no gradient");
     d->nope = naive ? m->qk_nope_head_dim : 0;
     d->out_dim = naive ? m->v_head_dim : 0;
     d->scale = m->query_pre_attn_scalar != 0 ? m->query_pre_attn_scalar : assay_mla_softmax_scale(mla);
@@ -160,8 +170,6 @@ static int64_t axis_size(const void *config, char axis)
     if (axis == '1') return 1;
     return d->v_dim; /* l, z */
 }
-
-/* --- as a graph --- */
 
 /* Numbers beside each other. */
 static int joined(graph *g, const char *axes, int first, int second)
@@ -255,8 +263,6 @@ static void graph_of(const void *of, bool one_shard, graph *g)
     graph_end(g, out, GRAPH_LEFT);
 }
 
-/* --- its tensors --- */
-
 /* Scores have a deviation of 1: those of a latent cache are not scaled by the width of its rows. */
 static assay_fill query_fill(const assay_decode_config *c)
 {
@@ -301,7 +307,8 @@ static void describe(assay_describer *d, const void *of)
     assay_block_describe(d, &assay_op_mla_decode); /* both have one graph */
     for (int i = 0; i < d->list->count; i++) {
         assay_tensor_entry *e = &d->list->entries[i];
-        if (e->spec.role == ASSAY_ROLE_COTANGENT || e->spec.role == ASSAY_ROLE_GRADIENT) continue;
+        if (!decode_of(of)->gradients && (e->spec.role == ASSAY_ROLE_COTANGENT || e->spec.role == ASSAY_ROLE_GRADIENT))
+            continue;
         refine(d, of, e);
         d->list->entries[count++] = *e;
     }

@@ -48,7 +48,7 @@ static assay_status derive_table(assay_context *ctx, const assay_case *c, const 
             next += i < used;
         }
     }
-    const assay_decode_inputs made = {.block_table = indices, .cache_seqlens = keys};
+    const assay_decode_inputs made = {.lengths = keys, .places = indices};
     if (next <= d->pages) return assay_decode_check_table(ctx, d, &made);
     return assay_fail(
         ctx, ASSAY_BAD_INPUT,
@@ -61,13 +61,12 @@ static assay_status derive_table(assay_context *ctx, const assay_case *c, const 
 static assay_status read_plan(assay_context *ctx, const assay_decode_config *d, const assay_source *source,
                               assay_decode_plan *plan)
 {
-    OWNED int32_t *keys = NULL, *table = NULL, *indices = NULL, *lengths = NULL;
-    MUST(assay_read_all_i32(ctx, source, "inputs/cache_seqlens", d->batch, &keys));
-    MUST(assay_read_all_i32(ctx, source, "inputs/block_table", d->batch * d->max_pages, &table));
-    MUST(assay_read_all_i32(ctx, source, "inputs/indices", d->batch * d->sequence * d->topk, &indices));
-    MUST(assay_read_all_i32(ctx, source, "inputs/topk_length", d->batch, &lengths));
-    const assay_decode_inputs in = {
-        .cache_seqlens = keys, .block_table = table, .indices = indices, .topk_length = lengths};
+    const bool lists = d->topk > 0;
+    const int64_t entries = lists ? d->sequence * d->topk : d->max_pages;
+    OWNED int32_t *lengths = NULL, *places = NULL;
+    MUST(assay_read_all_i32(ctx, source, lists ? "inputs/topk_length" : "inputs/cache_seqlens", d->batch, &lengths));
+    MUST(assay_read_all_i32(ctx, source, lists ? "inputs/indices" : "inputs/block_table", d->batch * entries, &places));
+    const assay_decode_inputs in = {.lengths = lengths, .places = places};
     return assay_decode_plan_make(ctx, d, &in, plan);
 }
 

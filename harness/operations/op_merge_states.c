@@ -23,7 +23,9 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
                                                 .base_2 = m->lse_base.text[0] == '2',
                                                 .empty_row = m->empty_row.text[0] == '-' ? -INFINITY : INFINITY,
                                                 .blind = m->attention_variant.blind};
-    return assay_merge_states_check(ctx, &config->merge);
+    MUST(assay_require_positive(ctx, "num_states", m->num_states));
+    MUST(assay_require_positive(ctx, "base_num_query_heads", m->base_num_query_heads));
+    return assay_require_positive(ctx, "v_head_dim", config->merge.v_dim);
 }
 
 static int64_t axis_size(const void *config, char axis)
@@ -56,12 +58,11 @@ static void graph_of(const void *of, bool one_shard, graph *g)
 /* What a part without keys holds in partial_out is nothing to anybody. */
 static void describe(assay_describer *d, const void *of)
 {
-    const int first = d->list->count;
     (void)of;
     assay_block_describe(d, &assay_op_merge_states);
     if (d->status != ASSAY_OK) return;
-    d->list->entries[first].unused_row_axes = 4; /* partial_out, and behind its gradient partial_lse */
-    d->list->entries[first + 2].infinite = true;
+    d->list->entries[0].unused_row_axes = 4; /* partial_out, and behind its gradient partial_lse */
+    d->list->entries[2].infinite = true;
 }
 
 static assay_status used_rows(assay_context *ctx, const assay_case *c, const assay_tensor_entry *of,
@@ -88,4 +89,5 @@ const assay_operation assay_op_merge_states = {.name = "merge_states",
                                                .describe = describe,
                                                .graph = graph_of,
                                                .used_rows = used_rows,
-                                               .second_form = {.form = quad_merge_states}};
+                                               .second_form = {.form = quad_merge_states},
+                                               .count = {"PBSNv", 2, 6}};

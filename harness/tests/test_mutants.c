@@ -56,7 +56,7 @@ static const char no_settings[] =
     "pagedattn_num_pages pagedattn_tokens_per_page pagedattn_max_pages_per_group pagedattn_page_stride "
     "block_table_padding kv_layout attn_impl num_kv_splits use_indexer indexer_topk use_chunked_prefill "
     "prefill_chunk_size kv_cache_dtype "
-    "kv_cache_split";
+    "kv_cache_split cache_gradients";
 
 static bool is_word(const char *text, const char *word)
 {
@@ -233,10 +233,8 @@ static const struct {
 } without_case[] = {
     /* none of them is square */
     {"layer_norm merge_states gqa_decode", "transposed"},
-    /* which have no gradients, no segments, and keys and values in a cache */
-    {"mla_decode gqa_decode",
-     "zero_gradients zero_weight_gradients zero_input_gradients negated_gradients gradients_99 "
-     "sink_gradients_missing segments_ignored mask_off_by_one"},
+    /* which have no segments, and keys and values in a cache */
+    {"mla_decode gqa_decode", "segments_ignored mask_off_by_one"},
     /* a latent cache has one head, and no other has latent keys */
     {"mla_decode", "kv_heads_modulo cache_layout_other"},
     {"gqa_decode",

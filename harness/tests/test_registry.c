@@ -22,10 +22,10 @@ TEST(rows_are_whole)
     assert_null(assay_operation_by_name("attention_of_a_kind"));
 }
 
-/* What is a matter of bits, or serves alone, has no gradient. */
+/* What is a matter of bits has no gradient. */
 static bool has_no_gradient(const assay_operation *op)
 {
-    return (op->components & (ASSAY_USES_QUANTIZE | ASSAY_USES_DEQUANTIZE | ASSAY_USES_DECODE | ASSAY_USES_CACHE)) != 0;
+    return (op->components & (ASSAY_USES_QUANTIZE | ASSAY_USES_DEQUANTIZE)) != 0 || op == &assay_op_cache_append;
 }
 
 /* Whether the case asks for the gradient of everything that has one. */

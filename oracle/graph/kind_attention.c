@@ -216,9 +216,10 @@ static assay_attention_inputs inputs_of(const graph_call *c)
                                     .sinks = c->x[SINKS]};
 }
 
+static assay_status make(assay_context *ctx, const graph_call *c, double *out, double *lse);
+
 /* Both outputs come at once: what is there already is made a second time, and left alone. */
-static assay_status make_both(assay_context *ctx, const graph_call *c,
-                              assay_status (*make)(assay_context *ctx, const graph_call *c, double *out, double *lse))
+static assay_status forward(assay_context *ctx, const graph_call *c)
 {
     assay_status status = ASSAY_OK;
     double *y[GRAPH_OUT] = {c->y[ATTENTION_OUT], c->y[LSE]}, *again[GRAPH_OUT] = {NULL};
@@ -247,11 +248,6 @@ static assay_status make_attention(assay_context *ctx, const graph_call *c, doub
 {
     const assay_attention_inputs in = inputs_of(c);
     return assay_attention_forward(ctx, out, lse, &in, &c->step->with.attention);
-}
-
-static assay_status attention_forward(assay_context *ctx, const graph_call *c)
-{
-    return make_both(ctx, c, make_attention);
 }
 
 static assay_status attention_backward(assay_context *ctx, const graph_call *c)
@@ -291,7 +287,7 @@ const graph_kind graph_kind_attention = {.name = "attention",
                                          .reads = 1u << QUERY | 1u << KEYS | 1u << VALUES | 1u << SINKS |
                                                   3u << GRAPH_READS_OUT,
                                          .makes = 1u << QUERY | 1u << KEYS | 1u << VALUES,
-                                         .forward = attention_forward,
+                                         .forward = forward,
                                          .backward = attention_backward,
                                          .operations = attention_operations,
                                          .backward_operations = attention_backward_operations,
@@ -303,51 +299,45 @@ enum { LENGTHS = SEGMENTS, PLACES, CACHED_SINKS, CACHED_KERNEL };
 
 static assay_decode_inputs cached_inputs(const graph_call *c)
 {
-    const int32_t *lengths = c->indices[LENGTHS], *places = c->indices[PLACES];
-    const bool lists = c->step->with.decode.topk > 0;
     return (assay_decode_inputs){.query = c->x[QUERY],
                                  .key_cache = c->x[KEYS],
                                  .value_cache = c->x[VALUES],
-                                 .block_table = lists ? NULL : places,
-                                 .cache_seqlens = lists ? NULL : lengths,
-                                 .indices = lists ? places : NULL,
-                                 .topk_length = lists ? lengths : NULL,
+                                 .lengths = c->indices[LENGTHS],
+                                 .places = c->indices[PLACES],
                                  .kernel = c->x[CACHED_KERNEL],
                                  .sinks = c->x[CACHED_SINKS]};
 }
 
-/* Of the tensor, or of what was given of which it is made. */
-static void given_path(const graph *g, int tensor, char path[ASSAY_PATH_SIZE])
-{
-    while (g->tensors[tensor].step >= 0) tensor = g->steps[g->tensors[tensor].step].in[0];
-    assay_tensor_path("", "", &g->tensors[tensor].row, path);
-}
-
-static assay_status open_cached(assay_context *ctx, const graph_call *c, const assay_decode_inputs *in,
-                                assay_decode_plan *plan)
-{
-    const assay_decode_config *config = &c->step->with.decode;
-    MUST(assay_decode_plan_make(ctx, config, in, plan));
-    for (int i = KEYS; i <= VALUES; i++) {
-        char path[ASSAY_PATH_SIZE];
-        if (c->x[i] == NULL || ctx->change != NULL) continue; /* a mutant may read others */
-        given_path(c->graph, c->step->in[i], path);
-        MUST(assay_decode_check_cached(ctx, config, plan, path, c->x[i], graph_last_axis(c->graph, c->step->in[i])));
-    }
-    return ASSAY_OK;
-}
-
 static assay_status make_cached(assay_context *ctx, const graph_call *c, double *out, double *lse)
 {
+    const assay_decode_config *config = &c->step->with.decode;
     const assay_decode_inputs in = cached_inputs(c);
     OWNED_BY(assay_decode_plan_free) assay_decode_plan plan = {0};
-    MUST(open_cached(ctx, c, &in, &plan));
-    return assay_decode_attend(ctx, &c->step->with.decode, &in, &plan, out, lse);
+    MUST(assay_decode_plan_make(ctx, config, &in, &plan));
+    for (int i = KEYS; i <= VALUES; i++) {
+        char path[ASSAY_PATH_SIZE];
+        int given = c->step->in[i];
+        if (c->x[i] == NULL || ctx->change != NULL) continue; /* a mutant may read others */
+        while (c->graph->tensors[given].step >= 0) given = c->graph->steps[c->graph->tensors[given].step].in[0];
+        assay_tensor_path("", "", &c->graph->tensors[given].row, path);
+        MUST(assay_decode_check_cached(ctx, config, &plan, path, c->x[i], graph_last_axis(c->graph, c->step->in[i])));
+    }
+    return assay_decode_attend(ctx, config, &in, &plan, out, lse);
 }
 
-static assay_status cached_forward(assay_context *ctx, const graph_call *c)
+static assay_status cached_backward(assay_context *ctx, const graph_call *c)
 {
-    return make_both(ctx, c, make_cached);
+    const assay_decode_inputs in = cached_inputs(c);
+    const assay_decode_gradients g = {c->dx[QUERY], c->dx[KEYS], c->dx[VALUES], c->dx[CACHED_SINKS]};
+    assay_decode_call call = {.out = c->y[ATTENTION_OUT], .lse = c->y[LSE], .dlse = c->dy[LSE]};
+    OWNED double *zeros = NULL;
+    OWNED_BY(assay_decode_plan_free) assay_decode_plan plan = {0};
+    MUST(gradient_of_out(ctx, c, &zeros, &call.dout));
+    MUST(assay_decode_plan_make(ctx, &c->step->with.decode, &in, &plan));
+    MUST(assay_decode_backward(ctx, &c->step->with.decode, &in, &plan, &call, &g));
+    for (int i = QUERY; i <= VALUES; i++)
+        if (c->step->in[i] != 0) graph_round_gradient(ctx, c, i);
+    return ASSAY_OK;
 }
 
 /* Of as many keys as there may be. */
@@ -361,8 +351,19 @@ static double cached_operations(const graph *g, const graph_step *step, int out)
     return out == LSE ? 0 : 2 * rows * (keys * (double)(c->width + c->v_dim) + kernel);
 }
 
-const graph_kind graph_kind_decode_attention = {
-    .name = "decode_attention", .forward = cached_forward, .operations = cached_operations};
+static double cached_backward_operations(const graph *g, const graph_step *step)
+{
+    return step->with.decode.gradients ? 2.5 * cached_operations(g, step, ATTENTION_OUT) : 0;
+}
+
+const graph_kind graph_kind_decode_attention = {.name = "decode_attention",
+                                                .reads = 1u << QUERY | 1u << KEYS | 1u << VALUES | 1u << CACHED_SINKS |
+                                                         3u << GRAPH_READS_OUT,
+                                                .makes = 1u << QUERY | 1u << KEYS | 1u << VALUES,
+                                                .forward = forward,
+                                                .backward = cached_backward,
+                                                .operations = cached_operations,
+                                                .backward_operations = cached_backward_operations};
 
 /* --- the merge of its splits --- */
 
@@ -372,11 +373,6 @@ static assay_status make_merged(assay_context *ctx, const graph_call *c, double 
 {
     const assay_merge_states_inputs in = {c->x[PARTIAL_OUT], c->x[PARTIAL_LSE], c->x[MERGE_SINKS]};
     return assay_merge_states_forward(ctx, out, lse, &in, &c->step->with.merge);
-}
-
-static assay_status merge_forward(assay_context *ctx, const graph_call *c)
-{
-    return make_both(ctx, c, make_merged);
 }
 
 static assay_status merge_backward(assay_context *ctx, const graph_call *c)
@@ -393,24 +389,17 @@ static assay_status merge_backward(assay_context *ctx, const graph_call *c)
         ctx, &(assay_merge_states_gradients){c->dx[PARTIAL_OUT], c->dx[PARTIAL_LSE], c->dx[MERGE_SINKS]}, &call);
 }
 
-/* Forward a sum of what each part has, backward two of each. */
-static double merge_operations(const graph *g, const graph_step *step, int out)
-{
-    return out == LSE ? 0 : 2 * (double)graph_in_size(g, step, PARTIAL_OUT);
-}
-
-static double merge_backward_operations(const graph *g, const graph_step *step)
-{
-    return 2 * merge_operations(g, step, ATTENTION_OUT);
-}
-
 const graph_kind graph_kind_merge_states = {.name = "merge_states",
                                             .reads = 1u << PARTIAL_OUT | 1u << PARTIAL_LSE | 1u << MERGE_SINKS |
                                                      3u << GRAPH_READS_OUT,
-                                            .forward = merge_forward,
-                                            .backward = merge_backward,
-                                            .operations = merge_operations,
-                                            .backward_operations = merge_backward_operations};
+                                            .forward = forward,
+                                            .backward = merge_backward};
+
+static assay_status make(assay_context *ctx, const graph_call *c, double *out, double *lse)
+{
+    if (c->step->kind == &graph_kind_attention) return make_attention(ctx, c, out, lse);
+    return (c->step->kind == &graph_kind_merge_states ? make_merged : make_cached)(ctx, c, out, lse);
+}
 
 /* --- numbers of a cache of bytes --- */
 

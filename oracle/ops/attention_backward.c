@@ -102,9 +102,7 @@ static void set_factor(const assay_context *ctx, const segment *s, const double 
     assay_round(ctx, ASSAY_ROUND_OPERAND, wide, dout);
 }
 
-/* A kernel that multiplies q k^T by the scale multiplies ds by it, too, before it is rounded: in float16 that has fewer
- * digits below the normal numbers. Rows take turns. by: the power of two that is near the scale, which leaves others where they are. */
-static void round_scaled(const assay_context *ctx, double *ds, int64_t count, int64_t row, double by)
+void attention_round_scaled(const assay_context *ctx, double *ds, int64_t count, int64_t row, double by)
 {
     if (assay_turn_at(ctx, row, 2) == 0) by = 1;
     for (int64_t j = 0; by != 1 && j < count; j++) ds[j] *= by;
@@ -112,9 +110,8 @@ static void round_scaled(const assay_context *ctx, double *ds, int64_t count, in
     for (int64_t j = 0; by != 1 && j < count; j++) ds[j] /= by;
 }
 
-/* p_ij, times the factor of its row, and ds_ij of row i, from s_ij and <dout_i, v_j>. slope NULL: scores are not capped. */
-static void row_gradient(const assay_context *ctx, double *p, double *ds, const double *slope, double lse,
-                         double factor, double shift, int64_t count)
+void attention_row_gradient(const assay_context *ctx, double *p, double *ds, const double *slope, double lse,
+                            double factor, double shift, int64_t count)
 {
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, p);
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, ds);
@@ -209,9 +206,10 @@ static assay_status backward_block(assay_context *ctx, const segment *s, const a
         const int64_t seen = attention_first_key(rows, i), row = (i - first) * ld, at = row + seen;
         memset(s->p + row + start, 0, (size_t)(seen - start) * sizeof *s->p);
         memset(s->ds + row + start, 0, (size_t)(seen - start) * sizeof *s->ds);
-        row_gradient(ctx, s->p + at, s->ds + at, s->slope == NULL ? NULL : s->slope + at, s->lse[i], s->factor[i],
-                     s->shift[i], attention_keys_end(rows, i) - seen);
-        round_scaled(ctx, s->ds + at, attention_keys_end(rows, i) - seen, i, ldexp(1, -ilogb((double)deep) / 2));
+        attention_row_gradient(ctx, s->p + at, s->ds + at, s->slope == NULL ? NULL : s->slope + at, s->lse[i],
+                               s->factor[i], s->shift[i], attention_keys_end(rows, i) - seen);
+        attention_round_scaled(ctx, s->ds + at, attention_keys_end(rows, i) - seen, i,
+                               ldexp(1, -ilogb((double)deep) / 2));
     }
     MUST(assay_matmul(ctx, &to_queries));
     MUST(add_to_keys(ctx, s->dk + start * deep, s->ds + start, ld, size, keys, s->q + first * deep, deep));

@@ -7,6 +7,7 @@
 #include "oracle/base/memory.h"
 #include "oracle/ops/attention_internal.h"
 #include "oracle/ops/decode_internal.h"
+#include "oracle/ops/vector_sums.h"
 
 enum { KEYS = 256 }; /* of the cache at a time */
 
@@ -271,4 +272,72 @@ assay_status decode_attend(assay_context *ctx, const assay_decode_config *c, con
     const assay_merge_states_inputs partial = {partial_out, partial_lse, in->sinks};
     const assay_merge_states_config merge = assay_decode_merge_config(c, splits, c->v_dim);
     return assay_merge_states_forward(ctx, out, lse, &partial, &merge);
+}
+
+/* Of one query the keys that it sees in a split, as attention_row_gradient has them. room: three numbers of each key, and dout. */
+static void row_back(const assay_context *ctx, const decode_rows *r, const assay_decode_call *call,
+                     const assay_decode_gradients *g, int64_t split, double *room)
+{
+    const assay_decode_config *c = r->config;
+    const assay_key_range seen = *decode_seen(r->plan, r->list, token_of(r, 0), split);
+    const int64_t row = row_of(r, 0), rows = c->batch * c->sequence * c->heads, count = seen.end - seen.begin;
+    const int64_t place = split * rows + decode_place_of_lse(c, row), wide = c->v_dim,
+                  apart = c->latent ? c->width : wide;
+    const int64_t *key = r->plan->rows + r->list * r->plan->longest + seen.begin;
+    const double unit = c->base_2 ? LN_2 : 1, scale = scales_query(ctx, r, 0) ? 1 : c->scale;
+    const double *values = c->latent ? r->in->key_cache + c->value_first : r->in->value_cache;
+    const double *sink = softmax_of(ctx, r, 0).sink;
+    double *p = room, *ds = p + count, *slope = c->soft_cap > 0 ? ds + count : NULL, *dout = room + 3 * count;
+    double *dvalues = c->latent ? g->dkey + c->value_first : g->dvalue, lse = call->lse[place] * unit;
+    if (count == 0) return;
+    gather_queries(ctx, r, r->in->query);
+    memcpy(dout, call->dout + (split * rows + row) * wide, (size_t)wide * sizeof *dout);
+    const double through = assay_dot(ctx, wide, dout, call->out + (split * rows + row) * wide);
+    const double gate = sink == NULL ? 1 : attention_gate(ctx, lse, *sink);
+    double shift = gate * through - (call->dlse == NULL ? 0 : call->dlse[place] / unit);
+    if (g->dsinks != NULL)
+        assay_add_scaled(ctx, 1, -attention_sink_share(ctx, lse, *sink), &through, &g->dsinks[row % c->heads]);
+    for (int64_t d = 0; d < wide && gate != 1; d++) dout[d] *= gate;
+    assay_round(ctx, ASSAY_ROUND_STORAGE, wide, dout);
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &lse);
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &shift);
+    for (int64_t j = 0; j < count; j++) {
+        const int64_t at = key[j] < 0 ? 0 : assay_decode_place(c, key[j], r->kv);
+        p[j] = key[j] < 0 ? 0 : scale * assay_dot(ctx, c->width, r->query, r->in->key_cache + at * c->width);
+        ds[j] = key[j] < 0 ? 0 : assay_dot(ctx, wide, dout, values + at * apart);
+    }
+    attention_cap(ctx, c->soft_cap, p, slope, count);
+    attention_row_gradient(ctx, p, ds, slope, lse, 1, shift, count);
+    attention_round_scaled(ctx, ds, count, row, c->scale);
+    for (int64_t j = 0; j < count; j++) {
+        const int64_t at = key[j] < 0 ? 0 : assay_decode_place(c, key[j], r->kv);
+        if (key[j] < 0) continue;
+        assay_add_scaled(ctx, c->width, c->scale * ds[j], r->in->key_cache + at * c->width, g->dquery + row * c->width);
+        assay_add_scaled(ctx, c->width, scale * ds[j], r->query, g->dkey + at * c->width);
+        assay_add_scaled(ctx, wide, p[j], dout, dvalues + at * apart);
+    }
+}
+
+/* Threads have heads of keys of their own, to which all that reads these adds in order. */
+assay_status assay_decode_backward(assay_context *ctx, const assay_decode_config *c, const assay_decode_inputs *in,
+                                   const assay_decode_plan *plan, const assay_decode_call *call,
+                                   const assay_decode_gradients *g)
+{
+    const int64_t caches = c->pages * c->stride * c->kv_heads, rows = c->batch * c->sequence * c->heads;
+    const int64_t each = 3 * plan->longest + c->width + c->v_dim;
+    OWNED double *room = NULL;
+    MUST(assay_alloc_f64(ctx, "scratch of attention", c->kv_heads * each, &room));
+    memset(g->dquery, 0, (size_t)(rows * c->width) * sizeof *g->dquery);
+    memset(g->dkey, 0, (size_t)(caches * c->width) * sizeof *g->dkey);
+    if (!c->latent) memset(g->dvalue, 0, (size_t)(caches * c->v_dim) * sizeof *g->dvalue);
+    if (g->dsinks != NULL) memset(g->dsinks, 0, (size_t)c->heads * sizeof *g->dsinks);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t kv = 0; kv < c->kv_heads; kv++) {
+        decode_rows r = {.config = c, .in = in, .plan = plan, .kv = kv, .count = 1, .query = room + kv * each};
+        for (r.list = 0; r.list < plan->lists; r.list++)
+            for (r.first = 0; r.first < plan->tokens * group_of(c); r.first++)
+                for (int64_t split = 0; split < plan->splits; split++)
+                    row_back(ctx, &r, call, g, split, r.query + c->width);
+    }
+    return ASSAY_OK;
 }

@@ -38,6 +38,7 @@ typedef struct assay_decode_config {
     int64_t topk;           /* 0: every key that a query may see */
     double soft_cap;        /* 0: none */
     bool base_2, lse_tokens_first;
+    bool gradients;      /* somebody may want them */
     double empty_row;    /* an infinity */
     int64_t value_first; /* of the numbers of a latent key those of its value begin here */
     assay_attention_variant variant;
@@ -45,9 +46,9 @@ typedef struct assay_decode_config {
 
 typedef struct assay_decode_inputs {
     const double *query, *key_cache, *value_cache;
-    const int32_t *block_table, *cache_seqlens;
-    const int32_t *indices, *topk_length; /* topk_length NULL: all entries */
-    const double *kernel, *sinks;         /* NULL: none */
+    const int32_t *lengths,
+        *places; /* cache_seqlens and block_table; of lists topk_length, NULL: all entries, and indices */
+    const double *kernel, *sinks; /* NULL: none */
 } assay_decode_inputs;
 
 typedef struct assay_key_range {
@@ -91,6 +92,17 @@ assay_status assay_decode_check_cached(assay_context *ctx, const assay_decode_co
 /* attention_out [B,S,N,V or Dv] and lse [B,N,S]; with splits partial_out and partial_lse. */
 assay_status assay_decode_attend(assay_context *ctx, const assay_decode_config *config, const assay_decode_inputs *in,
                                  const assay_decode_plan *plan, double *out, double *lse);
+/* What forward gave, and what came back to it; dlse may be NULL. */
+typedef struct assay_decode_call {
+    const double *out, *lse, *dout, *dlse;
+} assay_decode_call;
+/* Of caches as they lie: what nobody reads has 0. dsinks NULL: nobody wants it. From wkv_b on there is none. */
+typedef struct assay_decode_gradients {
+    double *dquery, *dkey, *dvalue, *dsinks;
+} assay_decode_gradients;
+assay_status assay_decode_backward(assay_context *ctx, const assay_decode_config *config, const assay_decode_inputs *in,
+                                   const assay_decode_plan *plan, const assay_decode_call *call,
+                                   const assay_decode_gradients *g);
 /* Of the partial ones of all splits. */
 assay_merge_states_config assay_decode_merge_config(const assay_decode_config *config, int64_t states, int64_t v_dim);
 

@@ -72,11 +72,11 @@ static void cut_sequence(const assay_decode_config *c, int64_t keys, int64_t uni
 static void plan_sequence(const assay_decode_config *c, const assay_decode_inputs *in, int64_t b,
                           const assay_decode_plan *plan)
 {
-    const int64_t keys = in->cache_seqlens[b];
+    const int64_t keys = in->lengths[b];
     const int64_t whole = (keys + c->page - 1) / c->page * c->page;
     int64_t *rows = plan->rows + b * plan->longest;
     for (int64_t key = 0; key < (c->max_pages > 0 ? whole : keys); key++) {
-        const int64_t page = c->max_pages == 0 ? b : in->block_table[b * c->max_pages + key / c->page];
+        const int64_t page = c->max_pages == 0 ? b : in->places[b * c->max_pages + key / c->page];
         rows[key] = page * c->stride + key % c->page;
     }
     cut_sequence(c, keys, c->max_pages > 0 ? c->page : 1, plan->splits, plan->starts + b * (plan->splits + 1));
@@ -86,11 +86,11 @@ static void plan_sequence(const assay_decode_config *c, const assay_decode_input
 static void plan_list(const assay_decode_config *c, const assay_decode_inputs *in, int64_t token,
                       const assay_decode_plan *plan)
 {
-    const int64_t entries = in->topk_length == NULL ? c->topk : in->topk_length[token / c->sequence];
+    const int64_t entries = in->lengths == NULL ? c->topk : in->lengths[token / c->sequence];
     const int64_t size = larger((entries + plan->splits - 1) / plan->splits, 1), all = c->pages * c->page;
     int64_t *rows = plan->rows + token * plan->longest, *starts = plan->starts + token * (plan->splits + 1), count = 0;
     for (int64_t entry = 0; entry < plan->splits * size; entry++) {
-        const int64_t index = entry < entries ? in->indices[token * c->topk + entry] : -1;
+        const int64_t index = entry < entries ? in->places[token * c->topk + entry] : -1;
         if (entry % size == 0) starts[entry / size] = count;
         if (index >= 0 && index < all) rows[count++] = index / c->page * c->stride + index % c->page;
     }
@@ -124,7 +124,7 @@ assay_status assay_decode_plan_make(assay_context *ctx, const assay_decode_confi
                                 .splits = larger(c->splits, 1),
                                 .longest = larger(c->topk, 1),
                                 .unseen = -INFINITY};
-    for (int64_t b = 0; b < c->batch && !lists; b++) plan->longest = larger(plan->longest, in->cache_seqlens[b]);
+    for (int64_t b = 0; b < c->batch && !lists; b++) plan->longest = larger(plan->longest, in->lengths[b]);
     if (c->max_pages > 0) plan->longest = (plan->longest + c->page - 1) / c->page * c->page;
     MUST(alloc_plan(ctx, plan, plan->lists * plan->longest, c->heads));
     for (int64_t head = 0; head < c->heads; head++)
@@ -156,20 +156,15 @@ assay_status decode_cut(assay_context *ctx, const assay_decode_config *c, const 
     return ASSAY_OK;
 }
 
-static bool is_finite(const double *row, int64_t numbers)
-{
-    bool finite = true;
-    for (int64_t n = 0; n < numbers; n++) finite &= isfinite(row[n]) != 0;
-    return finite;
-}
-
 assay_status assay_decode_check_cached(assay_context *ctx, const assay_decode_config *d, const assay_decode_plan *plan,
                                        const char *path, const double *cache, int64_t numbers)
 {
     for (int64_t list = 0; list < plan->lists; list++) {
         for (int64_t i = 0; i < assay_decode_keys(plan, list) * d->kv_heads; i++) {
             const int64_t key = i / d->kv_heads, row = plan->rows[list * plan->longest + key];
-            if (is_finite(cache + assay_decode_place(d, row, i % d->kv_heads) * numbers, numbers)) continue;
+            const double *at = cache + assay_decode_place(d, row, i % d->kv_heads) * numbers, *end = at + numbers;
+            while (at < end && isfinite(*at)) at++;
+            if (at == end) continue;
             return assay_fail(ctx, ASSAY_BAD_INPUT,
                               "%s: row %" PRId64
                               " holds NaN or an infinity, expected finite numbers: it is key %" PRId64

@@ -330,22 +330,3 @@ assay_status assay_merge_states_backward(assay_context *ctx, const assay_merge_s
     }
     return ASSAY_OK;
 }
-
-assay_status assay_merge_states_check(assay_context *ctx, const assay_merge_states_config *c)
-{
-    const struct {
-        const char *name;
-        int64_t value;
-    } sizes[] = {{"num_states", c->states},
-                 {"batch", c->batch},
-                 {"sequence", c->sequence},
-                 {"base_num_query_heads", c->heads},
-                 {"v_head_dim", c->v_dim}};
-    int64_t count = 0;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        if (sizes[i].value >= 1) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %" PRId64 ", expected 1 or more", sizes[i].name, sizes[i].value);
-    }
-    return assay_checked_count(ctx, "inputs/partial_out", 5,
-                               (int64_t[]){c->states, c->batch, c->sequence, c->heads, c->v_dim}, &count);
-}

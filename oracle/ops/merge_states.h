@@ -9,7 +9,7 @@
  * A part without keys has an lse of either infinity: it adds nothing, whatever it holds, NaN too, and its gradients are 0. Where
  * no part has keys, attention_out is `blind` and lse is `empty_row`. Sums run over ascending parts.
  *
- * Refused: sizes below 1, a partial_lse that is NaN. */
+ * Refused: a partial_lse that is NaN. */
 #pragma once
 
 #include "oracle/base/status.h"
@@ -26,7 +26,6 @@ typedef struct assay_merge_states_inputs {
     const double *sinks; /* NULL: none */
 } assay_merge_states_inputs;
 
-assay_status assay_merge_states_check(assay_context *ctx, const assay_merge_states_config *config);
 assay_status assay_merge_states_forward(assay_context *ctx, double *attention_out, double *lse,
                                         const assay_merge_states_inputs *in, const assay_merge_states_config *config);
 

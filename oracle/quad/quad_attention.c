@@ -212,37 +212,7 @@ void quad_gqa(quad_tape *t, const void *config)
 
 /* --- the merge of states --- */
 
-/* Where the numbers of each part of each row [B,S,N] lie in partial_out [P,B,S,N,Dv], and in partial_lse [P,B,N,S]; -1: the part has
- * no keys. */
-typedef struct parts {
-    int64_t rows, states;
-    int64_t *out; /* [P,rows] */
-    int64_t *lse; /* [rows,P] */
-    int64_t *row; /* [B,N,S]: of lse; -1: no part has keys */
-} parts;
-
-static bool find_parts(quad_tape *t, parts *p, const assay_merge_states_config *c, const quad *lse)
-{
-    const int64_t rows = c->batch * c->sequence * c->heads;
-    *p = (parts){rows, c->states, quad_keep(t, rows * c->states, sizeof *p->out),
-                 quad_keep(t, rows * c->states, sizeof *p->lse), quad_keep(t, rows, sizeof *p->row)};
-    if (lse == NULL || p->out == NULL || p->lse == NULL || p->row == NULL) return false;
-    for (int64_t i = 0; i < rows; i++) {
-        const int64_t token = i / c->heads, b = token / c->sequence, s = token % c->sequence;
-        const int64_t at = (b * c->heads + i % c->heads) * c->sequence + s;
-        p->row[at] = -1;
-        for (int64_t state = 0; state < c->states; state++) {
-            const bool empty = isinfq(lse[state * rows + at]);
-            p->out[state * rows + i] = empty ? -1 : state * rows + i;
-            p->lse[i * c->states + state] = empty ? -1 : state * rows + at;
-            if (!empty) p->row[at] = i;
-        }
-    }
-    return true;
-}
-
-/* What is added to numbers that are not there: 0 elsewhere. */
-static quad_node missing(quad_tape *t, const int64_t *index, int64_t count, quad number)
+quad_node quad_missing(quad_tape *t, const int64_t *index, int64_t count, quad number)
 {
     quad *values;
     const quad_node y = quad_constant(t, count, 1, &values);
@@ -250,37 +220,48 @@ static quad_node missing(quad_tape *t, const int64_t *index, int64_t count, quad
     return y;
 }
 
-/* 1 less the share of the sink, of each row. */
-static quad_node gates(quad_tape *t, const assay_merge_states_config *c, quad_node lse, quad_node sinks)
+quad_node quad_gates(quad_tape *t, int64_t rows, int64_t heads, quad_node lse, quad_node sinks)
 {
-    const int64_t rows = c->batch * c->sequence * c->heads;
     int64_t *head = quad_keep(t, rows, sizeof *head);
-    for (int64_t i = 0; head != NULL && i < rows; i++) head[i] = i % c->heads;
+    for (int64_t i = 0; head != NULL && i < rows; i++) head[i] = i % heads;
     if (head == NULL) return 0;
     return quad_map(t, quad_add(t, lse, quad_times(t, quad_gather(t, quad_view(t, sinks, 1), head, rows), -1)),
                     QUAD_SIGMOID);
 }
 
+/* Of each row [B,S,N] its parts lie in partial_out [P,B,S,N,Dv] at out[P,rows], in partial_lse [P,B,N,S] at lse[rows,P]; -1: the part has
+ * no keys. row [B,N,S]: that of lse; -1: no part has keys. */
 void quad_merge_states(quad_tape *t, const void *self)
 {
     const assay_merge_states_config *c = self;
     const quad unit = c->base_2 ? M_LN2q : 1, nothing = -1e4000Q;
-    const int64_t b = c->batch, s = c->sequence, n = c->heads, rows = b * s * n;
-    const quad_node given = quad_view(t, quad_input(t, "inputs/partial_lse", c->states * b * n, s), 1);
-    const quad_node outs = quad_input(t, "inputs/partial_out", c->states * rows, c->v_dim);
+    const int64_t b = c->batch, s = c->sequence, n = c->heads, rows = b * s * n, states = c->states;
+    const quad_node given = quad_view(t, quad_input(t, "inputs/partial_lse", states * b * n, s), 1);
+    const quad_node outs = quad_input(t, "inputs/partial_out", states * rows, c->v_dim);
     const quad_node sinks = quad_input_optional(t, "weights/sinks", 1, n);
+    int64_t *of_out = quad_indices(t, rows * states), *of_lse = quad_indices(t, rows * states),
+            *row = quad_indices(t, rows);
+    const quad *partial = quad_values(t, given);
     quad_node out = 0;
-    parts p;
-    if (!find_parts(t, &p, c, quad_values(t, given))) return;
-    const quad_node natural = quad_times(t, quad_gather(t, given, p.lse, rows * c->states), unit);
-    const quad_node l = quad_view(t, quad_add(t, natural, missing(t, p.lse, rows * c->states, nothing)), c->states);
+    for (int64_t i = 0; t->status == ASSAY_OK && i < rows * states; i++) {
+        const int64_t at = i / states, state = i % states, token = at / n;
+        const int64_t place = (token / s * n + at % n) * s + token % s, lse = state * rows + place;
+        const bool empty = isinfq(partial[lse]);
+        of_out[state * rows + at] = empty ? -1 : state * rows + at;
+        of_lse[i] = empty ? -1 : lse;
+        row[place] = !empty ? at : state == 0 ? -1 : row[place];
+    }
+    if (t->status != ASSAY_OK) return;
+    const quad_node natural = quad_times(t, quad_gather(t, given, of_lse, rows * states), unit);
+    const quad_node l = quad_view(t, quad_add(t, natural, quad_missing(t, of_lse, rows * states, nothing)), states);
     const quad_node weights = quad_softmax(t, l, NULL), lse = quad_log_sum_exp(t, l);
-    for (int64_t state = 0; state < c->states; state++) {
-        const quad_node part = quad_gather(t, outs, p.out + state * rows, rows);
+    for (int64_t state = 0; state < states; state++) {
+        const quad_node part = quad_gather(t, outs, of_out + state * rows, rows);
         out = quad_add(t, out, quad_weigh(t, part, quad_columns_of(t, weights, state, 1)));
     }
-    if (sinks != 0) out = quad_weigh(t, out, gates(t, c, lse, sinks));
-    const quad_node placed = quad_times(t, quad_gather(t, lse, p.row, rows), 1 / unit);
+    if (sinks != 0) out = quad_weigh(t, out, quad_gates(t, rows, n, lse, sinks));
+    const quad_node placed = quad_times(t, quad_gather(t, lse, row, rows), 1 / unit);
     quad_put(t, "outputs/attention_out", assay_shape_of(4, b, s, n, c->v_dim), out);
-    quad_put(t, "outputs/lse", assay_shape_of(3, b, n, s), quad_add(t, placed, missing(t, p.row, rows, c->empty_row)));
+    quad_put(t, "outputs/lse", assay_shape_of(3, b, n, s),
+             quad_add(t, placed, quad_missing(t, row, rows, c->empty_row)));
 }

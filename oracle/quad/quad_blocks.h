@@ -22,6 +22,10 @@ quad_node quad_used_tokens(quad_tape *t, quad_node x, bool masked);
 quad_node quad_mla_of(quad_tape *t, const quad_mla_config *config, quad_node x);
 quad_node quad_gqa_of(quad_tape *t, const quad_gqa_config *config, quad_node x);
 quad quad_softmax_scale(const assay_mla_config *config);
+/* [count,1]: what is added to numbers that are not there, whose index is -1; 0 elsewhere. */
+quad_node quad_missing(quad_tape *t, const int64_t *index, int64_t count, quad number);
+/* 1 less the share of the sink, of rows [..,heads] with these log-sum-exps. */
+quad_node quad_gates(quad_tape *t, int64_t rows, int64_t heads, quad_node lse, quad_node sinks);
 /* The numbers of a cache of bytes, in the order of its rows, of `width` numbers each. */
 void quad_cache_numbers(quad_tape *t, const assay_cache_stream *s, int64_t width, quad *to);
 /* These numbers, as float32, into the bytes of a cache, as they are given. */

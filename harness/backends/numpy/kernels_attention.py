@@ -361,6 +361,58 @@ def decode(ar, s, t, scale):
     return whole, whole_lse if s["lse_layout"] == "BNS" else np.swapaxes(whole_lse, 1, 2)
 
 
+def decode_back(ar, s, t, scale, out, lse):
+    """The gradients of queries, of caches of numbers and of sinks, from log-sum-exps of the whole."""
+    query, table, indices, sinks = t["inputs/query"], t.get("inputs/block_table"), t.get("inputs/indices"), t.get("weights/sinks")
+    latent, rank, heads, hnd = "inputs/kv_cache" in t, s.count("kv_lora_rank"), query.shape[2], s["kv_layout"] == "HND"
+    own = lambda cache: cache[:, :, None] if cache.ndim == 3 else np.moveaxis(cache, 1, 2) if hnd else cache
+    keys = own(t["inputs/kv_cache"] if latent else t["inputs/key_cache"])
+    values = keys[..., :rank] if latent else own(t["inputs/value_cache"])
+    size = s.count("pagedattn_tokens_per_page") if s.count("pagedattn_num_pages") > 0 else keys.shape[1]
+    lse = (lse if s["lse_layout"] == "BSN" else np.swapaxes(lse, 1, 2)) * ar.float(np.log(2) if s["lse_base"].strip("'") == "2" else 1)
+    d_lse = t.get("cotangents/lse", np.zeros(lse.shape, ar.float))
+    d_lse = d_lse if d_lse.shape == lse.shape else np.swapaxes(d_lse, 1, 2)
+    d_lse = d_lse / ar.float(np.log(2) if s["lse_base"].strip("'") == "2" else 1)
+    d_out, blind = t.get("cotangents/attention_out", np.zeros_like(out)), np.isinf(lse)
+    lse = np.where(blind, ar.float(0), lse)
+    gate = np.where(blind, ar.float(0), 1 if sinks is None else 1 / (1 + ar.exp(sinks - lse)))
+    through = ar.sum(d_out * np.where(blind[..., None], ar.float(0), out))
+    d_query, d_keys, d_values = (np.zeros(x.shape, ar.float) for x in (query, keys, values))
+    shared, tokens = keys.shape[2], query.shape[1] if indices is None else 1
+    by_head = lambda x: np.moveaxis(x, 1, 0).reshape(shared, -1, x.shape[-1])
+    for unit in range(len(query) * (query.shape[1] // tokens)):
+        b, at = unit * tokens // query.shape[1], slice(None) if indices is None else slice(unit % query.shape[1], unit % query.shape[1] + 1)
+        rows = np.arange(t["inputs/cache_seqlens"][b]) if indices is None else indices[b, at.start][: t["inputs/topk_length"][b] if "inputs/topk_length" in t else None]
+        rows = rows if indices is None else rows[(rows >= 0) & (rows < len(keys) * size)]
+        page = rows // size if indices is not None else np.full(len(rows), b) if table is None else table[b, rows // size]
+        key, value = (np.moveaxis(x[page, rows % size], 1, 0) for x in (keys, values))
+        last = len(rows) - tokens + np.arange(tokens)[:, None]
+        seen = np.arange(len(rows))[None] <= (last if indices is None else len(rows))
+        if window_of(s) > 0:
+            seen = seen & (np.arange(len(rows))[None] > last - window_of(s))
+        q, d = by_head(query[b, at]), by_head(d_out[b, at])
+        of_rows = lambda x: by_head(x[b, at][..., None])
+        scores, slope = soft_cap(ar, s, ar.product(q, np.swapaxes(key, 1, 2)) * scale)
+        p = np.where(np.tile(seen, (heads // shared, 1)), ar.exp(scores - of_rows(lse)), ar.float(0))
+        ds = p * (of_rows(gate) * (ar.product(d, np.swapaxes(value, 1, 2)) - of_rows(through)) + of_rows(d_lse))
+        ds = (ds if slope is None else ds * slope) * scale
+        d_query[b, at] = np.moveaxis(ar.product(ds, key).reshape(heads, tokens, -1), 0, 1)
+        np.add.at(d_keys, (page, rows % size), np.moveaxis(ar.product(np.swapaxes(ds, 1, 2), q), 0, 1))
+        np.add.at(d_values, (page, rows % size), np.moveaxis(ar.product(np.swapaxes(p * of_rows(gate), 1, 2), d), 0, 1))
+    if latent:
+        d_keys[..., :rank] += d_values
+    back = lambda x: x[:, :, 0] if latent else np.moveaxis(x, 2, 1) if hnd else x
+    found = {"gradients/inputs/query": d_query}
+    if "inputs/ckv_cache" in t:
+        found |= {"gradients/inputs/ckv_cache": back(d_keys)[..., :rank], "gradients/inputs/kpe_cache": back(d_keys)[..., rank:]}
+    else:
+        found |= {"gradients/inputs/kv_cache": back(d_keys)} if latent else {
+            "gradients/inputs/key_cache": back(d_keys), "gradients/inputs/value_cache": back(d_values)}
+    if sinks is not None:
+        found["gradients/weights/sinks"] = -ar.sum((through * (1 - gate) * ~blind).reshape(-1, heads).T)
+    return found if s["kv_cache_dtype"] == "auto" else {name: x for name, x in found.items() if "cache" not in name}
+
+
 def softmax_scale(ar, s, dim):
     if s.number("query_pre_attn_scalar") != 0:
         return ar.float(s.number("query_pre_attn_scalar"))

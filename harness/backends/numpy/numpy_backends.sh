@@ -22,7 +22,7 @@ passes bf16 1 'cache_append/*rope*' 'cache_append/key-norm*'
 passes f32 6 merge_states/splits merge_states/empty merge_states/sinks merge_states/large-lse
 passes f32 5 'mla_decode/*' 'gqa_decode/*'
 passes bf16 0 'mla_decode/s*' mla_decode/four-tokens mla_decode/naive gqa_decode/hnd-stride gqa_decode/gpt-oss gqa_decode/window-splits
-passes f16 4 mla_decode/lengths mla_decode/naive-tokens gqa_decode/shared-pages gqa_decode/splits-base-2
+passes f16 4 mla_decode/lengths mla_decode/naive-tokens gqa_decode/shared-pages gqa_decode/splits-base-2 gqa_decode/gradients mla_decode/gradients-sparse
 passes f32 1 moe/small moe/deepseek3-groups yarn_rope/deepseek yarn_rope/half-split attention/padding-nan mla/small
 passes bf16 0 mla/no-query-compression mla/query-scale deepseek_layer/query-scale deepseek_layer/dense-fused deepseek_layer/moe-no-query-compression
 passes bf16 6 deepseek_stack/three-layers deepseek_stack/balance attention/padding-nan moe/mixtral

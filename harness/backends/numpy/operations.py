@@ -2,7 +2,7 @@
 import numpy as np
 
 from batch_split import run_function
-from kernels_attention import attention, decode, gqa, merge_states, mla, rope, softmax_scale, window_of
+from kernels_attention import attention, decode, decode_back, gqa, merge_states, mla, rope, softmax_scale, window_of
 from kernels_basic import GatedMlp, grouped_product, permute, layer_norm, rms_norm, unpermute
 from kernels_cache import cache_append, caches
 from kernels_moe import Router, expert_checkpoints, gradient_checkpoints, moe
@@ -161,14 +161,19 @@ def run_attention(ar, s, t):
         "gradients/inputs/" + n: g for n, g in zip(names, gradients)}
 
 
+def run_decode(ar, s, t, scale):
+    t = caches(ar, s, t)
+    out, lse = decode(ar, s, t, scale)
+    gradients = decode_back(ar, s, t, scale, out, lse) if s.true("cache_gradients") else {}
+    return {"outputs/attention_out": out, "outputs/lse": lse} | gradients
+
+
 def run_mla_decode(ar, s, t):
-    out, lse = decode(ar, s, caches(ar, s, t), softmax_scale(ar, s, s.count("qk_nope_head_dim") + s.count("qk_rope_head_dim")))
-    return {"outputs/attention_out": out, "outputs/lse": lse}
+    return run_decode(ar, s, t, softmax_scale(ar, s, s.count("qk_nope_head_dim") + s.count("qk_rope_head_dim")))
 
 
 def run_gqa_decode(ar, s, t):
-    out, lse = decode(ar, s, caches(ar, s, t), ar.float(s.number("query_pre_attn_scalar") or s.count("head_dim") ** -0.5))
-    return {"outputs/attention_out": out, "outputs/lse": lse}
+    return run_decode(ar, s, t, ar.float(s.number("query_pre_attn_scalar") or s.count("head_dim") ** -0.5))
 
 
 def run_merge_states(ar, s, t):

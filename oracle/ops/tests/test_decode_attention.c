@@ -27,7 +27,7 @@ TEST_WITH_CONTEXT(chunks_of_the_context_and_the_new_tokens)
     assay_decode_config c = config;
     const int32_t lengths[B] = {13, 2, 0}, expected[2][6][3] = {{{4, 4, 4}, {4, 4, 4}, {2, 2, 2}, {0}, {0}, {1, 2, 3}},
                                                                 {{0}, {0}, {0}, {0}, {0}, {0, 1, 2}}};
-    const assay_decode_inputs in = {.cache_seqlens = lengths};
+    const assay_decode_inputs in = {.lengths = lengths};
     OWNED_BY(assay_decode_plan_free) assay_decode_plan plan = {0};
     c.sequence = 3, c.pages = B, c.page = c.stride = 20, c.max_pages = 0, c.splits = 6, c.chunk = 4;
     assert_ok(&ctx, assay_decode_plan_make(&ctx, &c, &in, &plan));
@@ -44,7 +44,7 @@ TEST_WITH_CONTEXT(entries_of_lists)
     assay_decode_config c = config;
     const int32_t indices[] = {3, -1, 5, 6, 0, 1, INT32_MAX, 4, 2, INT32_MIN}, counts[] = {5, 3};
     const int rows[2][3] = {{5, 7, 0}, {1, 6}}, starts[2][3] = {{0, 2, 3}, {0, 1, 2}};
-    const assay_decode_inputs in = {.indices = indices, .topk_length = counts};
+    const assay_decode_inputs in = {.lengths = counts, .places = indices};
     OWNED_BY(assay_decode_plan_free) assay_decode_plan plan = {0};
     c.batch = c.pages = c.splits = 2, c.sequence = 1, c.page = 3, c.stride = c.topk = 5;
     assert_ok(&ctx, assay_decode_plan_make(&ctx, &c, &in, &plan));
@@ -58,15 +58,16 @@ TEST_WITH_CONTEXT(refuses_lengths_and_pages_that_are_none)
 {
     assay_decode_config bad = config;
     const int32_t long_one[B] = {6, 13, 0}, two_pages[B] = {6, 9, 5}, entries[B] = {2, 3, 1};
-    assay_decode_inputs in = {.block_table = table, .cache_seqlens = long_one, .topk_length = entries};
+    assay_decode_inputs in = {.lengths = long_one, .places = table};
     assert_int_equal(assay_decode_check_table(&ctx, &config, &in), ASSAY_BAD_INPUT);
     assert_string_equal(ctx.message, "inputs/cache_seqlens[1] is 13, expected 0 to 12 (pagedattn_max_pages_per_group "
                                      "pages of pagedattn_tokens_per_page)");
-    in.cache_seqlens = two_pages;
+    in.lengths = two_pages;
     assert_int_equal(assay_decode_check_table(&ctx, &config, &in), ASSAY_BAD_INPUT);
     assert_string_equal(ctx.message, "inputs/block_table[2,0] is -1, expected 0 to 7 (pagedattn_num_pages): sequence 2 "
                                      "has 5 keys");
     bad.topk = 2;
+    in.lengths = entries;
     assert_int_equal(assay_decode_check_table(&ctx, &bad, &in), ASSAY_BAD_INPUT);
     assert_string_equal(ctx.message, "inputs/topk_length[1] is 3, expected 0 to 2 (indexer_topk)");
     bad.pages = INT32_MAX;
