@@ -83,9 +83,8 @@ static bool place(const placing *p, int64_t rows, const assay_tensor *from, assa
     for (int64_t o = 0; o < outer; o++) {
         for (int64_t k = 0; k < p->kept; k++) {
             const int64_t a = (o * rows + source_of(p, k)) * inner, b = (o * p->total + p->at + k) * inner;
-            const size_t n = (size_t)inner;
-            if (to->values != NULL) memcpy(to->values + b, from->values + a, n * sizeof *to->values);
-            if (to->indices != NULL) memcpy(to->indices + b, from->indices + a, n * sizeof *to->indices);
+            if (to->values != NULL) memcpy(to->values + b, from->values + a, (size_t)inner * sizeof(double));
+            if (to->indices != NULL) memcpy(to->indices + b, from->indices + a, (size_t)inner * sizeof(int32_t));
         }
     }
     return true;
@@ -171,11 +170,14 @@ static assay_status try_placing(assay_context *ctx, const asking *a, const placi
 {
     OWNED_BY(assay_form_free) assay_form form = {0};
     bool fits;
+    char threads[16] = "";
+    const char *own = getenv("OMP_NUM_THREADS");
     MUST(resize(ctx, a->one, p, &form, &fits));
     if (!fits) return ASSAY_OK;
-    if (a->again) setenv("OMP_NUM_THREADS", "3", 1);
+    snprintf(threads, sizeof threads, "%s", own == NULL ? "" : own);
+    if (a->again) setenv("OMP_NUM_THREADS", strcmp(threads, "3") == 0 ? "2" : "3", 1);
     const assay_status status = assay_backend_form_results(ctx, a->options, &form, a->what, a->end);
-    if (a->again) unsetenv("OMP_NUM_THREADS");
+    if (a->again) own == NULL ? unsetenv("OMP_NUM_THREADS") : setenv("OMP_NUM_THREADS", threads, 1);
     MUST(status);
     for (int i = 0; a->end->outcome == ASSAY_OUTCOME_DONE && i < a->one->plan.spec_count; i++) {
         const assay_tensor_spec *spec = &a->one->plan.specs[i];

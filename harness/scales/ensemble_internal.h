@@ -39,7 +39,7 @@ typedef struct assay_ensemble {
     assay_tensor_set deviation; /* of h that is quantised, at the precision at hand (hidden_deviation.h) */
     bool overflows;             /* the golden run is not finite */
     bool lost;                  /* an error scale was refused, and its profile named */
-    bool subtracts;          /* the run before from the one that is running: of plan->less */
+    bool subtracts;             /* the run before from the one that is running: of plan->less */
     int slot;                   /* of errors: where those of the member that is running go */
 } assay_ensemble;
 
