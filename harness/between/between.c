@@ -19,7 +19,7 @@ void assay_between_free(assay_between *b)
     assay_report_free(&b->apart);
 }
 
-/* ---- the golden of differences ---- */
+/* --- the golden of differences --- */
 
 /* A golden's choices of experts alone. */
 static bool has_choice(void *self, const char *path)
@@ -55,7 +55,7 @@ static assay_status evaluate(assay_context *ctx, const assay_golden *golden, ass
     return status;
 }
 
-/* ---- what is held against it ---- */
+/* --- what is held against it --- */
 
 /* Readers over what both have: the golden's values, and each one's with those that it is held against. */
 typedef struct pair {
@@ -106,8 +106,6 @@ static assay_status take(assay_context *ctx, const pair *p, const assay_tensor_s
     }
     return ASSAY_OK;
 }
-
-/* ---- choices of experts, and the next token ---- */
 
 /* In any order of slots. */
 static bool same_experts(int64_t count, const double *one, const double *other)
@@ -187,8 +185,6 @@ static assay_status compare_next_token(assay_context *ctx, const pair *p, const 
     }
     return ASSAY_OK;
 }
-
-/* ---- all of it ---- */
 
 static assay_status compare(assay_context *ctx, assay_golden *golden, assay_golden held[2], assay_golden *again,
                             const assay_between_side sides[2], double false_alarm, bool quiet, assay_between *b)

@@ -26,11 +26,6 @@ static void bind_one(bound *b, const char *axes, int from)
     if (at >= 0 && at < rank) bind(b, (char[]){axes[at], '\0'});
 }
 
-static void nothing(bound *b)
-{
-    (void)b;
-}
-
 static void along(bound *b)
 {
     bind(b, assay_program_axes(b->node, "over"));
@@ -92,6 +87,13 @@ static void chosen(bound *b)
     bind_one(b, b->node->axes, -1);
 }
 
+/* Pairs and their frequencies. */
+static void turned(bound *b)
+{
+    picked(b);
+    if (b->node->in_count > 2) bind_one(b, operand(b, 2)->axes, -1);
+}
+
 /* Places of numbers, and numbers that are indices. */
 static void all(bound *b)
 {
@@ -146,7 +148,9 @@ void assay_program_free_axes(const assay_program *p, char axes[ASSAY_PROGRAM_LET
     int count = 0;
     for (int i = 1; i < p->node_count; i++) {
         b.node = &p->nodes[i];
-        if (b.node->step != NULL) RULES[b.node->step - assay_program_steps](&b);
+        if (b.node->step == NULL) continue;
+        void (*const rule)(bound * b) = RULES[b.node->step - assay_program_steps];
+        if (rule != NULL) rule(&b);
     }
     for (int i = 0; i < ASSAY_PROGRAM_LETTERS; i++)
         if (p->sizes[i] > 1 && !b.letters[i]) axes[count++] = (char)i;

@@ -26,7 +26,7 @@ prints '^PASS  moe/small +fused-unfused +[0-9]+ tensors, same bits$'
 [ "$(wc -l <"$work/out")" -eq 2 ] || complain "one equivalence and the sum expected"
 expect 0 check moe/small rms_norm/deepseek --equivalence dense-sparse
 prints '^2 cases: 1 equivalences held, 0 failed$'
-refuses '--equivalence is "fused", expected one of fused-unfused, .*axes-reversed, or all' check moe/small --equivalence fused
+refuses '--equivalence is "fused", expected one of fused-unfused, .*axes-reversed, all, or a list of repeat, .*chunk' check moe/small --equivalence fused
 refuses 'none of the 1 cases has another form by dense-sparse' check mla/small --equivalence dense-sparse
 refuses '--precision goes with --backend' check moe/small --precision bf16
 refuses '--keep goes with --backend' check moe/small --keep "$work/kept"
