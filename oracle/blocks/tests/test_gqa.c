@@ -3,20 +3,21 @@
 #include "oracle/blocks/tests/block_problem.h"
 
 /* Several blocks of a product and of attention, sizes that no block divides, and everything on. */
-static const assay_gqa_config EVERYTHING = {.batch = 1,
-                                            .sequence = 137,
-                                            .emb_dim = 29,
-                                            .heads = 6,
-                                            .kv_heads = 2,
-                                            .head_dim = 10,
-                                            .window = 21,
-                                            .query_scale = 0.3,
-                                            .bias = true,
-                                            .qk_norm = true,
-                                            .sinks = true,
-                                            .epsilon = 1e-3,
-                                            .rope = {10, true, 10000, 32, 32, 1, 160, 64, false, false, true, false},
-                                            .mask_padding = true};
+static const assay_gqa_config EVERYTHING = {
+    .batch = 1,
+    .sequence = 137,
+    .emb_dim = 29,
+    .heads = 6,
+    .kv_heads = 2,
+    .head_dim = 10,
+    .window = 21,
+    .query_scale = 0.3,
+    .bias = true,
+    .qk_norm = true,
+    .sinks = true,
+    .epsilon = 1e-3,
+    .rope = {10, true, 10000, 32, 32, 1, 160, 64, false, false, true, false, NULL},
+    .mask_padding = true};
 
 static assay_gqa_config of_length(int64_t sequence, bool fused)
 {

@@ -21,7 +21,7 @@ static const struct {
       .kv_lora_rank = 5,
       .epsilon = 1e-3,
       .mscale = 0.7,
-      .rope = {4, true, 10000, 40, 32, 1, 160, 64, true, true, false, false},
+      .rope = {4, true, 10000, 40, 32, 1, 160, 64, true, true, false, false, NULL},
       .mask_padding = true},
      false},
     /* no query compression, pairwise layout, ramp not truncated, attention scaling */
@@ -34,7 +34,7 @@ static const struct {
       .kv_lora_rank = 3,
       .epsilon = 1e-3,
       .mscale = 1,
-      .rope = {6, true, 500, 4, 8, 1, 400, 100, true, false, true, true},
+      .rope = {6, true, 500, 4, 8, 1, 400, 100, true, false, true, true, NULL},
       .mask_padding = true},
      false},
     /* segments with padding */
@@ -48,25 +48,26 @@ static const struct {
       .kv_lora_rank = 3,
       .epsilon = 1e-3,
       .mscale = 1,
-      .rope = {2, true, 10000, 40, 32, 1, 160, 64, true, true, false, true},
+      .rope = {2, true, 10000, 40, 32, 1, 160, 64, true, true, false, true, NULL},
       .mask_padding = true},
      true},
 };
 enum { SAMPLES = sizeof samples / sizeof *samples, PADDED = 2 };
 
 /* Large enough for several blocks of a product and of attention, and of sizes that no block divides. */
-static const assay_mla_config LARGE = {.batch = 1,
-                                       .sequence = 131,
-                                       .emb_dim = 29,
-                                       .heads = 3,
-                                       .qk_nope_head_dim = 11,
-                                       .v_head_dim = 13,
-                                       .q_lora_rank = 17,
-                                       .kv_lora_rank = 19,
-                                       .epsilon = 1e-6,
-                                       .mscale = 1,
-                                       .rope = {6, true, 10000, 40, 32, 1, 163840, 4096, true, true, false, false},
-                                       .mask_padding = true};
+static const assay_mla_config LARGE = {
+    .batch = 1,
+    .sequence = 131,
+    .emb_dim = 29,
+    .heads = 3,
+    .qk_nope_head_dim = 11,
+    .v_head_dim = 13,
+    .q_lora_rank = 17,
+    .kv_lora_rank = 19,
+    .epsilon = 1e-6,
+    .mscale = 1,
+    .rope = {6, true, 10000, 40, 32, 1, 163840, 4096, true, true, false, false, NULL},
+    .mask_padding = true};
 
 /* LARGE by a recipe: more tokens than a block has, and more columns of wkv_b. */
 static assay_mla_config by_recipe(const char *name)
