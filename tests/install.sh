@@ -44,7 +44,7 @@ case $(basename "$1") in
 *) cxx=${1%cc}c++ ;;
 esac
 {
-  cmake -S examples/in_process -B "$work/examples" -DCMAKE_PREFIX_PATH="$work/usr" -DCMAKE_C_COMPILER="$1" -DCMAKE_CXX_COMPILER="$cxx" \
+  cmake -G Ninja -S examples/in_process -B "$work/examples" -DCMAKE_PREFIX_PATH="$work/usr" -DCMAKE_C_COMPILER="$1" -DCMAKE_CXX_COMPILER="$cxx" \
     -DCMAKE_C_FLAGS="${*:2}" -DCMAKE_CXX_FLAGS="${*:2}" &&
     cmake --build "$work/examples" && ctest --test-dir "$work/examples" --output-on-failure --no-tests=error
 } >"$work/log" 2>&1 || { cat "$work/log" >&2; complain "the examples of tests in process"; }
