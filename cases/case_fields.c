@@ -1,6 +1,5 @@
 /* The keys of a case but for op, model, config and inputs. */
 #include <ctype.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "cases/case_internal.h"

@@ -1,9 +1,7 @@
 #include "compare/pictures.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "compare/compare_internal.h"
 #include "oracle/base/memory.h"

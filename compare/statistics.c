@@ -3,7 +3,6 @@
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "compare/quantiles.h"
 #include "oracle/arithmetic/elementary.h"

@@ -1,6 +1,5 @@
 #include "compare/tile_slopes.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -3,7 +3,6 @@
 #include <math.h>
 
 #include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 
 #include <cmocka.h>

@@ -1,7 +1,6 @@
 #include "harness/backends/examine_file.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>

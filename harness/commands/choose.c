@@ -2,7 +2,6 @@
 #include "harness/backends/examine_file.h"
 
 #include <fts.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>

@@ -10,7 +10,6 @@
 #include "harness/commands/given_golden.h"
 #include "harness/golden/golden.h"
 #include "harness/plan/golden_read.h"
-#include "oracle/base/memory.h"
 
 typedef struct between_run {
     const assay_options *options;

@@ -1,5 +1,4 @@
 #include <stdio.h>
-#include <string.h>
 
 #include "fixtures/files.h"
 #include "fixtures/fixture.h"

@@ -14,7 +14,6 @@
 #include "harness/commands/command.h"
 #include "harness/commands/ending.h"
 #include "harness/fuzz/fuzz.h"
-#include "harness/plan/plan_make.h"
 #include "oracle/base/memory.h"
 
 #define USUAL_SECONDS 60.0

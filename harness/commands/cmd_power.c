@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fixtures/atomic_file.h"
 #include "harness/commands/command.h"
 #include "harness/fixes/fixes.h"
 #include "harness/plan/golden_open.h"

@@ -1,7 +1,6 @@
 #include "harness/commands/run_case.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "compare/profile_yaml.h"
 #include "harness/backends/backend_files.h"

@@ -5,7 +5,6 @@
 
 #include "compare/compare.h"
 #include "harness/explain/explain_internal.h"
-#include "oracle/base/memory.h"
 
 /* The RMS of error / deviation of a correct candidate is some tenths, in one tensor, whose errors may have one cause,
  * now and then more. A hypothesis that leaves no more than this explains it. */

@@ -1,7 +1,6 @@
 #include "harness/fixes/evaluate_again.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "harness/backends/backend_files.h"
 #include "harness/golden/golden.h"

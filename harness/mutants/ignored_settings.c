@@ -1,6 +1,5 @@
 /* Settings of a case that a backend has not read: the case with the value that a kernel without the feature has. A row for
  * each SETTING of cases/model_keys.inc, so that a failure says "equals this case with capacity_factor -1". */
-#include <math.h>
 
 #include "harness/mutants/mutants_tensors.h"
 

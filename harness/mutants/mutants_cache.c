@@ -1,5 +1,4 @@
 /* Caches of bytes: rows and scales that lie elsewhere, or are other ones, as a writer leaves them and as a reader takes them. */
-#include <math.h>
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
-#include "oracle/moe/permute.h"
 #include "oracle/moe/prefused.h"
 
 static int64_t number_of(const assay_places *p)

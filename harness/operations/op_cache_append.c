@@ -1,5 +1,4 @@
 /* cache_append: new tokens into the pages of a cache, as bytes. */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

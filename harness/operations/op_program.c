@@ -1,10 +1,7 @@
 /* Programs that users write (oracle/program). */
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "harness/operations/op_support.h"
-#include "oracle/base/memory.h"
 #include "oracle/program/program_graph.h"
 
 typedef struct program_config {

@@ -1,5 +1,4 @@
 /* quantize and dequantize: a tensor to codes with a scale for each block of them, and back. */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,6 +1,5 @@
 /* What tensors of a checkpoint must be like: their shapes, and codes and scales of such as are quantised. */
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "harness/plan/model_weights_internal.h"
 

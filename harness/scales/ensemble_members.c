@@ -1,11 +1,9 @@
 /* The runs of an ensemble: the golden one, and the members' in the emulated arithmetic. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "harness/scales/ensemble_internal.h"
-#include "oracle/base/memory.h"
 #include "oracle/base/random.h"
 
 static assay_status beyond_the_end(assay_context *ctx, const char *path)

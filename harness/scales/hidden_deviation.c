@@ -1,7 +1,6 @@
 #include "harness/scales/hidden_deviation.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

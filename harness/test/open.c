@@ -1,6 +1,5 @@
 /* A case opened as a test. */
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

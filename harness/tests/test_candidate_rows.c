@@ -1,7 +1,6 @@
 /* Candidates whose rows are not where the golden has them: which pass, and which fail with what words. The candidates are
  * the golden's own results, with rows moved. */
 
-#include "compare/report.h"
 #include "harness/plan/candidate_rows.h"
 #include "harness/tests/golden_trial.h"
 #include "oracle/moe/permute.h"

@@ -1,5 +1,4 @@
 /* The two forms of a backend: a command that copies a candidate made beforehand. */
-#include <unistd.h>
 
 #include "compare/profile.h"
 #include "fixtures/leftovers.h"

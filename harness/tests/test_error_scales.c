@@ -4,7 +4,6 @@
 #include "compare/profile.h"
 #include "compare/thresholds.h"
 #include "harness/plan/results.h"
-#include "harness/scales/ensemble.h"
 #include "harness/tests/golden_trial.h"
 #include "harness/tests/nearest_arithmetic.h"
 

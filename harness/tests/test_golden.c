@@ -3,7 +3,6 @@
 
 #include "harness/golden/golden_finite.h"
 #include "harness/plan/golden_open.h"
-#include "harness/plan/golden_read.h"
 #include "harness/tests/harness_test.h"
 
 TEST_LABELS(slow);

@@ -1,6 +1,5 @@
 /* h that a kernel quantises itself: correct kernels pass with their codes and without, wrong codes and scales are found. */
 
-#include "harness/fixes/hidden_codes.h"
 #include "harness/judge/judge.h"
 #include "harness/plan/inputs.h"
 #include "harness/scales/ensemble.h"

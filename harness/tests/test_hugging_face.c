@@ -3,7 +3,6 @@
 
 #include "harness/operations/op_support.h"
 #include "harness/operations/operation.h"
-#include "harness/plan/weight_names.h"
 #include "harness/tests/harness_test.h"
 
 #define CONFIGS ASSAY_ROOT "/harness/tests/hugging_face/"

@@ -1,7 +1,6 @@
 /* Queries that see the key after their own: against attention that is computed so, and
  * gradients against differences of the mutant's own outputs. Also what makes no mutant of a key or an arithmetic. */
 
-#include "compare/profile.h"
 #include "harness/tests/golden_trial.h"
 
 static void start(trial *t, const char *name, const char *set)

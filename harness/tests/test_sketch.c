@@ -1,7 +1,6 @@
 /* Sketches: what the sums are, and that a candidate is told by them. */
 
 #include "harness/judge/judge.h"
-#include "harness/plan/candidate_rows.h"
 #include "harness/sketch/sketch.h"
 #include "harness/tests/golden_trial.h"
 #include "oracle/base/memory.h"

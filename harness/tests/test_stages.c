@@ -1,9 +1,7 @@
 /* Candidates judged stage by stage: one wrong stage, whose error flows on, is the one that fails; stages behind it pass. */
 
-#include "compare/report.h"
 #include "harness/fixes/fixes.h"
 #include "harness/tests/golden_trial.h"
-#include "oracle/base/memory.h"
 
 TEST_LABELS(slow);
 

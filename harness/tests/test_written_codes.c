@@ -1,7 +1,6 @@
 /* Bytes of a cache that a kernel makes of numbers which it computed: those of correct kernels pass, others are found. */
 
 #include "harness/judge/judge.h"
-#include "harness/plan/written_codes.h"
 #include "harness/scales/ensemble.h"
 #include "harness/tests/golden_trial.h"
 #include "harness/tests/nearest_arithmetic.h"

@@ -9,7 +9,6 @@
 #include "harness/certify/certificate.h"
 #include "harness/plan/results.h"
 #include "harness/tests/golden_trial.h"
-#include "oracle/quad/quad_internal.h"
 #include "oracle/quad/tape.h"
 
 TEST_LABELS(catalogue);

@@ -1,5 +1,4 @@
 /* The reference arithmetic. */
-#include <stddef.h>
 
 #include "oracle/arithmetic/matmul_packed.h"
 

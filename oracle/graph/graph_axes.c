@@ -1,6 +1,5 @@
 #include "oracle/graph/graph_axes.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"

@@ -10,7 +10,6 @@
 #include "oracle/graph/graph_axes.h"
 #include "oracle/graph/graph_kind.h"
 #include "oracle/graph/graph_map.h"
-#include "oracle/ops/vector_sums.h"
 
 static const assay_tensor_row *row_in(const graph_call *c)
 {

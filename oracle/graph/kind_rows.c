@@ -1,6 +1,5 @@
 /* Steps over rows: norms, a weight of each row. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/arithmetic/emulated.h"

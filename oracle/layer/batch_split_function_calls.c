@@ -1,6 +1,5 @@
 /* The functions that rows of the table call: cuts of the layer, and what no layer has. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,7 +1,6 @@
 /* A function of the batch-split module from tensors to tensors: reading, calling, writing; its gradient by its _bwd; and
  * the inputs that follow from others. */
 #include <inttypes.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,10 +1,8 @@
 /* The stages of the MoE half in the schedule, and what is written after them. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
-#include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_moe.h"
 #include "oracle/layer/batch_split_steps.h"
 

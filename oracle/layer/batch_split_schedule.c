@@ -1,6 +1,4 @@
 /* One layer under the schedule: its stages for one microbatch after the other, and what it keeps for backward. */
-#include <stdlib.h>
-#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/layer/batch_split_moe.h"

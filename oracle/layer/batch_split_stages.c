@@ -5,7 +5,6 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/layer/batch_split_moe.h"
 #include "oracle/layer/batch_split_steps.h"
-#include "oracle/ops/vector_sums.h"
 
 assay_status bs_mla_with_norms(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {

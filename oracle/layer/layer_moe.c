@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "oracle/base/memory.h"
 #include "oracle/layer/layer_internal.h"
 
 /* The layer's source and sink under the block's own paths: "weights/X" is "weights/<prefix>moe/X", "routing/X" is "routing/<prefix>X" and so

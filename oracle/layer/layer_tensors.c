@@ -1,7 +1,6 @@
 /* What is asked of a layer without running it, and sums outside of graphs. */
 #include <inttypes.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"

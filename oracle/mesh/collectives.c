@@ -1,6 +1,5 @@
 #include "oracle/mesh/collectives.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "oracle/ops/vector_sums.h"

@@ -1,6 +1,5 @@
 /* Where everything lies, as lists of whole numbers: which tokens each site routes, which copy each row of the experts is of, and
  * which row each copy gets. What is sent, gathered or scattered follows from these. */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,6 +1,5 @@
 #include "oracle/moe/sharded_weights.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -3,7 +3,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "oracle/arithmetic/elementary.h"
 #include "oracle/base/memory.h"
 #include "oracle/ops/attention_internal.h"
 #include "oracle/ops/decode_internal.h"

@@ -6,7 +6,6 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/arithmetic/elementary.h"
-#include "oracle/arithmetic/emulated.h"
 #include "oracle/base/memory.h"
 #include "oracle/ops/activation.h"
 #include "oracle/ops/vector_sums.h"

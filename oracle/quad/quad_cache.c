@@ -2,7 +2,6 @@
 #include <stdio.h>
 
 #include "oracle/quad/quad_blocks.h"
-#include "oracle/quad/quad_internal.h"
 #include "oracle/quad/tape.h"
 
 /* The first tensor of the streams in rows of its heads, the second beside it where they are latents. */

@@ -1,6 +1,5 @@
 /* Microbatches, and weights as shards have them: split and merge, fetch, extract and insert, gather, reduce. Each number of theirs has a
  * place in the whole batch, or in the whole weight; those of a result are those given that have the same place, or their sum. */
-#include <stdio.h>
 #include <string.h>
 
 #include "oracle/quad/quad_function.h"

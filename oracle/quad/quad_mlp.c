@@ -1,5 +1,4 @@
 /* Gated MLPs: h = glu(x wi_0 + b_0, x wi_1 + b_1), y = h wo + b. */
-#include <string.h>
 
 #include "oracle/quad/quad_blocks.h"
 

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "oracle/quad/quad_internal.h"
 #include "oracle/quad/tape.h"
 
 /* A tensor of the program: its numbers as they lie, and what its axes are called. */

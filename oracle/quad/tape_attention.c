@@ -2,7 +2,6 @@
 #include <math.h>
 #include <quadmath.h>
 
-#include "oracle/quad/quad_internal.h"
 #include "oracle/quad/quad_product.h"
 #include "oracle/quad/tape.h"
 

@@ -1,5 +1,4 @@
 /* Linear layers on the tape: plain ones, of groups of rows, of weights that are read one group at a time, and by a training recipe. */
-#include <math.h>
 #include <string.h>
 
 #include "oracle/quad/quad_internal.h"

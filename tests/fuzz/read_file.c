@@ -1,7 +1,6 @@
 #include "tests/fuzz/read_file.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "compare/profile_yaml.h"
 #include "harness/plan/golden_open.h"

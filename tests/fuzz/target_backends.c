@@ -1,5 +1,4 @@
 /* What a backend is asked, and what it gives: the request, the results of a shared object, a candidate held against a golden. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

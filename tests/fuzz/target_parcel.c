@@ -1,7 +1,6 @@
 /* A report as it comes from another process: of a worker that may have been ended while it wrote, or of another rank. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "harness/commands/report_parcel.h"
 #include "tests/fuzz/fuzz.h"

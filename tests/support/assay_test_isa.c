@@ -1,7 +1,6 @@
 /* Tests run as on a processor without the instruction sets above ASSAY_ISA (scalar, avx2; not set: with all of this
  * one's). The linker sends the program's calls here (--wrap); the __real_ names are the library's. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "tests/support/assay_test.h"
 

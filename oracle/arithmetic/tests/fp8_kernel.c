@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "oracle/base/memory.h"
-
 enum { BLOCK = 128 };
 
 static double e4m3(double x)

@@ -2,7 +2,6 @@
 
 #include <inttypes.h>
 
-#include "oracle/layer/layer_internal.h"
 #include "tests/support/assay_test.h"
 
 double layer_case_uniform(uint64_t *state)

@@ -4,7 +4,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "oracle/base/memory.h"
 #include "oracle/layer/remat.h"
 #include "tests/support/assay_test.h"
 

@@ -1,5 +1,4 @@
 /* A sum over shards whose gradient is quantised, against one shard that has all rows; what it gives the certified cases hold. */
-#include "oracle/mesh/collectives.h"
 #include "oracle/mesh/quantized_psum_scatter.h"
 #include "tests/support/assay_test.h"
 

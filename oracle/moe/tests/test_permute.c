@@ -1,4 +1,3 @@
-#include "oracle/base/dtype.h"
 #include "oracle/moe/permute.h"
 #include "tests/support/assay_test.h"
 

@@ -1,4 +1,3 @@
-#include "oracle/base/memory.h"
 #include "oracle/moe/replicas.h"
 #include "tests/support/assay_test.h"
 

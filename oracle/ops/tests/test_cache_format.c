@@ -1,6 +1,5 @@
 /* Where the bytes of a page lie, in each format, what is written there, and what is refused. */
 
-#include "oracle/base/memory.h"
 #include "oracle/ops/cache_format.h"
 #include "oracle/ops/tests/ops_test.h"
 

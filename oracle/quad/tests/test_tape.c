@@ -3,7 +3,6 @@
 #include <quadmath.h>
 
 #include "oracle/quad/quad_blocks.h"
-#include "oracle/quad/quad_internal.h"
 #include "oracle/quad/tests/quad_case.h"
 
 enum { ROWS = 4, COLUMNS = 6, WEIGHTS = 96 };
