@@ -18,6 +18,7 @@ typedef struct machine {
     quad_tape *t;
     const assay_program *p;
     const assay_program_node *node; /* that is computed */
+    int form;                       /* of a function of several steps: which of them */
     named *made;                    /* of numbers */
     const int32_t **indices;
 } machine;
@@ -113,8 +114,11 @@ static quad_node masked(machine *m, const bool *mask, quad_node chosen, quad_nod
     return quad_gather(m->t, quad_concatenate(m->t, parts, 2), index, count);
 }
 
-static quad_node of_extremes(machine *m, bool larger)
+enum { LEAST, LARGEST };
+
+static quad_node extreme(machine *m)
 {
+    const bool larger = m->form == LARGEST;
     const quad_node a = broadcast(m, 0), b = broadcast(m, 1);
     const int64_t count = quad_rows(m->t, a);
     bool *mask = quad_keep(m->t, count, sizeof *mask), *both = quad_keep(m->t, count, sizeof *both);
@@ -149,16 +153,6 @@ static quad_node quotient(machine *m)
     return quad_multiply(m->t, broadcast(m, 0), quad_map(m->t, broadcast(m, 1), QUAD_RECIPROCAL));
 }
 
-static quad_node maximum(machine *m)
-{
-    return of_extremes(m, true);
-}
-
-static quad_node minimum(machine *m)
-{
-    return of_extremes(m, false);
-}
-
 static quad_node from_indices(machine *m)
 {
     quad *number;
@@ -168,8 +162,17 @@ static quad_node from_indices(machine *m)
     return made;
 }
 
-/* 1 where the numbers are in the order that is asked for: -1, less, or 0, equal. */
-static quad_node compared(machine *m, int order)
+enum { EQUAL, LESS, QUOTIENT, REMAINDER };
+
+static quad found(int what, quad x, quad y)
+{
+    if (what == LESS || what == EQUAL) return what == LESS ? x < y : x == y;
+    const quad rest = fmodq(fmodq(x, y) + y, y);
+    return what == REMAINDER ? rest : (x - rest) / y;
+}
+
+/* Of whole numbers, a constant. */
+static quad_node compared(machine *m)
 {
     const quad_node a = broadcast(m, 0), b = broadcast(m, 1);
     const int64_t count = product_of(m, m->node->axes);
@@ -177,18 +180,8 @@ static quad_node compared(machine *m, int order)
     const quad_node made = quad_constant(m->t, count, 1, &number);
     if (a == 0 || b == 0 || made == 0) return 0;
     const quad *x = quad_values(m->t, a), *y = quad_values(m->t, b);
-    for (int64_t i = 0; i < count; i++) number[i] = (x[i] > y[i]) - (x[i] < y[i]) == order;
+    for (int64_t i = 0; i < count; i++) number[i] = found(m->form, x[i], y[i]);
     return made;
-}
-
-static quad_node less(machine *m)
-{
-    return compared(m, -1);
-}
-
-static quad_node equal(machine *m)
-{
-    return compared(m, 0);
 }
 
 static quad_node where(machine *m)
@@ -509,8 +502,8 @@ static quad_node of_lines(machine *m, quad_node x, quad_node w, int64_t lines)
     return quad_linear(m->t, (quad_layer){.x = x, .w = w, .groups = lines, .group = group});
 }
 
-/* All series and heads at once: their states [lines*K,V] below each other. last: the state behind all tokens; else y. */
-static quad_node delta_rule(machine *m, bool last)
+/* All series and heads at once: their states [lines*K,V] below each other. The form: 1 is the state behind all tokens, 0 is y. */
+static quad_node delta_rule(machine *m)
 {
     enum { QUERY, KEY, VALUE, GATE, BETA, STATE };
     const named *query = operand(m, QUERY), *value = operand(m, VALUE);
@@ -536,18 +529,8 @@ static quad_node delta_rule(machine *m, bool last)
         state = quad_add(m->t, state, written);
         y[t] = quad_view(m->t, of_lines(m, quad_view(m->t, at[QUERY], k), state, lines), lines * v);
     }
-    if (last) return state;
+    if (m->form == 1) return state;
     return y == NULL ? 0 : back_to_result(m, quad_concatenate(m->t, y, steps), axes);
-}
-
-static quad_node gated_delta_rule(machine *m)
-{
-    return delta_rule(m, false);
-}
-
-static quad_node gated_delta_state(machine *m)
-{
-    return delta_rule(m, true);
 }
 
 /* --- attention --- */
@@ -565,35 +548,24 @@ static quad_node rope(machine *m)
     return turns == NULL ? 0 : quad_rotate(m->t, as_rows(m, x, count_of(x) / tokens), &config, turns);
 }
 
-static quad_node attend(machine *m, quad_node *lse)
+/* The form: 1 is the log-sum-exp. */
+static quad_node attend(machine *m)
 {
     const named *query = operand(m, 0), *key = operand(m, 1), *value = operand(m, 2);
     const assay_attention_config config = assay_program_attention(&query->shape, &value->shape, m->node);
     const double scale = assay_program_number(m->node, "scale");
     const int32_t *segments = NULL;
-    quad_node sinks = 0;
+    quad_node sinks = 0, lse = 0;
     for (int i = 3; i < m->node->in_count; i++) {
         if (m->p->nodes[m->node->in[i]].integers) segments = index_operand(m, i);
         if (!m->p->nodes[m->node->in[i]].integers) sinks = as_rows(m, operand(m, i), config.heads);
     }
-    return quad_attend(m->t, &config,
-                       quad_times(m->t, as_rows(m, query, config.heads * config.qk_dim),
-                                  scale != 0 ? scale : 1 / sqrt((double)config.qk_dim)),
-                       as_rows(m, key, config.kv_heads * config.qk_dim),
-                       as_rows(m, value, config.kv_heads * config.v_dim), sinks, segments, lse);
-}
-
-static quad_node attention(machine *m)
-{
-    quad_node lse;
-    return attend(m, &lse);
-}
-
-static quad_node attention_lse(machine *m)
-{
-    quad_node lse = 0;
-    attend(m, &lse);
-    return lse;
+    const quad_node out = quad_attend(m->t, &config,
+                                      quad_times(m->t, as_rows(m, query, config.heads * config.qk_dim),
+                                                 scale != 0 ? scale : 1 / sqrt((double)config.qk_dim)),
+                                      as_rows(m, key, config.kv_heads * config.qk_dim),
+                                      as_rows(m, value, config.kv_heads * config.v_dim), sinks, segments, &lse);
+    return m->form == 1 ? lse : out;
 }
 
 /* --- moves --- */
@@ -769,12 +741,8 @@ static const struct {
                  {"sub", sub},
                  {"mul", mul},
                  {"div", quotient},
-                 {"maximum", maximum},
-                 {"minimum", minimum},
                  {"where", where},
                  {"float", from_indices},
-                 {"less", less},
-                 {"equal", equal},
                  {"square", square},
                  {"neg", neg},
                  {"clamp", clamp},
@@ -792,11 +760,7 @@ static const struct {
                  {"grouped_product", grouped_product},
                  {"causal_conv", causal_conv},
                  {"linear_scan", linear_scan},
-                 {"gated_delta_rule", gated_delta_rule},
-                 {"gated_delta_state", gated_delta_state},
                  {"rope", rope},
-                 {"attention", attention},
-                 {"attention_lse", attention_lse},
                  {"rearrange", rearrange},
                  {"reshape", reshape},
                  {"detach", detach},
@@ -805,6 +769,15 @@ static const struct {
                  {"gather", gather},
                  {"scatter_add", scatter_add},
                  {"pick", pick}};
+
+static const struct {
+    const char *name;
+    function_of *of;
+    int form;
+} FORMS[] = {{"maximum", extreme, LARGEST},       {"minimum", extreme, LEAST},          {"less", compared, LESS},
+             {"equal", compared, EQUAL},          {"floor_div", compared, QUOTIENT},    {"mod", compared, REMAINDER},
+             {"gated_delta_rule", delta_rule, 0}, {"gated_delta_state", delta_rule, 1}, {"attention", attend, 0},
+             {"attention_lse", attend, 1}};
 
 static const struct {
     const char *name;
@@ -829,6 +802,10 @@ static quad_node compute(machine *m)
     const char *name = m->node->step->name;
     for (size_t i = 0; i < sizeof FUNCTIONS / sizeof *FUNCTIONS; i++)
         if (strcmp(name, FUNCTIONS[i].name) == 0) return FUNCTIONS[i].of(m);
+    for (size_t i = 0; i < sizeof FORMS / sizeof *FORMS; i++) {
+        m->form = FORMS[i].form;
+        if (strcmp(name, FORMS[i].name) == 0) return FORMS[i].of(m);
+    }
     for (size_t i = 0; i < sizeof MAPS / sizeof *MAPS; i++)
         if (strcmp(name, MAPS[i].name) == 0) return quad_map(m->t, broadcast(m, 0), MAPS[i].of);
     quad_refuse(m->t, "%s has no second form", name);
