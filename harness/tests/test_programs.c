@@ -409,6 +409,8 @@ static const struct {
      "test.yml:8:10: y: mul: its size does not fit in 64 bits"},
     {PROGRAM(GOOD_SIZES, "x: [T, D]", "", " {}\n", "  y: clamp(x, low=1, high=-1)\n"),
      "low is 1, expected at most high, which is -1"},
+    {PROGRAM("T: 4", "x: {axes: [T], integers: [0, 9]}", "", " {}\n", "  y: mod(float(x), 0.5)\n"),
+     "operand 2 of mod is expected to be a whole number, 1 or more"},
     {"case: test/p\nop: program\nsizes: {T: 4}\ninputs: {x: [T]}\nsteps: {}\noutputs: {y: add(x, x)}\n",
      "test.yml:6:21: x) is no name, expected letters, digits and _, a letter first; a comma within {} ends a step, "
      "unless "

@@ -127,7 +127,7 @@ static const results_of NO_SUMS[] = {
     {"program/linear-cross-entropy*", "checkpoints/counts"}, /* whole numbers, as all that follow */
     {"program/sparse-attention*", "checkpoints/[sc]*n"},
     {"program/indexer-loss", "checkpoints/seen"},
-    {"program/masks", "checkpoints/[ijens]*"},
+    {"program/masks*", "checkpoints/[ijens]*"},
     {"program/rope-frequencies", "*"},
     {"program/lora-by-token", "checkpoints/own"},
     {"program/mtp", "checkpoints/c[0-2]"},

@@ -85,6 +85,14 @@ static assay_status compared(check *c)
     return as_all(c);
 }
 
+static assay_status divided(check *c)
+{
+    const assay_program_node *by = operand(c, 1);
+    if (by->step == NULL && by->input < 0 && by->number >= 1 && by->number == rint(by->number)) return compared(c);
+    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "operand 2 of %s is expected to be a whole number, 1 or more",
+                      c->node->step->name);
+}
+
 static assay_status masked(check *c)
 {
     if (operand(c, 0)->integers || operand(c, 0)->exact) return as_all(c);

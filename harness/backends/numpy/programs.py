@@ -89,7 +89,7 @@ class Machine:
         options = {k.arg: CONSTANTS[k.value.id] if isinstance(k.value, ast.Name) else ast.literal_eval(k.value) for k in node.keywords}
         step = getattr(self, "step_" + node.func.id, None)
         whole = [t.exact or t.value.dtype.kind == "i" for t in operands]
-        exact = node.func.id in ("float", "less", "equal") or (node.func.id in EXACT and all(whole))
+        exact = node.func.id in ("float", "less", "equal", "floor_div", "mod") or (node.func.id in EXACT and all(whole))
         if step is not None:
             return self.put(*step(*words, *operands, **options), operands=operands, exact=exact)
         if node.func.id not in MAPS and node.func.id not in BINARY:
@@ -531,6 +531,8 @@ BINARY = {
     "div": lambda a, b: (a / b, lambda: (1 / b, -a / (b * b))),
     "less": lambda a, b: ((a < b).astype(a.dtype), lambda: (np.zeros_like(a), np.zeros_like(b))),
     "equal": lambda a, b: ((a == b).astype(a.dtype), lambda: (np.zeros_like(a), np.zeros_like(b))),
+    "floor_div": lambda a, b: (np.floor(a / b), lambda: (np.zeros_like(a), np.zeros_like(b))),
+    "mod": lambda a, b: (a - b * np.floor(a / b), lambda: (np.zeros_like(a), np.zeros_like(b))),
     "maximum": extreme(True),
     "minimum": extreme(False),
 }
