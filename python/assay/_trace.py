@@ -39,7 +39,7 @@ FAR = -1e30  #: for -inf behind a mask, and what is lower: a program has finite 
 FOLDED: dict[str, Callable[..., float]] = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "maximum": max, "minimum": min,
                                            "less": operator.lt, "equal": operator.eq}
 #: Steps that make whole numbers of whole numbers, which nothing rounds.
-EXACT = ("float", "less", "equal", "add", "sub", "mul", "maximum", "minimum", "neg", "abs", "square", "where", "rearrange", "reshape", "slice", "concatenate", "max", "gather", "pick", "cumsum")
+EXACT = ("float", "less", "equal", "add", "sub", "mul", "maximum", "minimum", "neg", "abs", "square", "where", "rearrange", "reshape", "slice", "concatenate", "max", "gather", "pick", "cumsum", "floor_div", "mod")
 CODES = ("float8_e4m3fn", "float8_e5m2")  #: types of results that are judged as codes
 LETTERS = "TDHNKFEBSRPVCGMJLQUWXYZIAO" + string.ascii_lowercase
 
@@ -398,6 +398,13 @@ class Tracer:
             made = self.together("equal", [made, self.number(0)])
             made.truth = True
         return made if v.inverted or not v.mask or v.truth else self.opposite(made)
+
+    def divided(self, step: str, a: Value, b: Value) -> Value:
+        """floor_div or mod."""
+        a = self.numbers(a)
+        if not a.whole or b.number is None or b.number < 1 or not b.number.is_integer():
+            raise lib.BadInput("a quotient or a rest, expected whole numbers by a number from 1 on")
+        return self.together(step, [a, b])
 
     def truth(self, v: Value) -> Value:
         """Whether it is not 0, as numbers that are 0 or 1."""

@@ -21,6 +21,7 @@ ROUNDS = 10000  #: of a loop that does not end before
 COMPARISONS = ("lt", "gt", "le", "ge", "eq", "ne")
 MOVES = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "slice", "split", "concatenate", "stack", "rev")
 #: What a rotation is made of (_trace_rope.py).
+WHOLE = {"floor_divide": "floor_div", "remainder": "mod"}  #: functions of jax.numpy that are one step, of whole numbers
 TURNS = {**{name: "move" for name in MOVES}, "dot_general": "product", "gather": "rows", **{name: name for name in ("mul", "div", "add", "sub", "neg", "cos", "sin")}}
 #: Parameters that no handler need read: they say how it is computed, not what; and what others are in any function that a program has.
 ASIDE = ("accuracy", "precision", "preferred_element_type", "sharding", "out_sharding", "weak_type", "index_dtype", "is_stable", "unique_indices", "indices_are_sorted",
@@ -89,6 +90,9 @@ class Walk:
         name, where = eqn.primitive.name, self.t.place
         if name not in LOOPS:
             body, constants = called(eqn)
+            whole = WHOLE.get(str(eqn.params.get("name"))) if body is not None and any(isinstance(v, Value) for v in given) else None
+            if whole is not None and eqn.outvars[0].aval.dtype.kind in "iu":
+                return [self.t.divided(whole, self.of(given[0]), self.of(given[1]))]
             if body is not None:
                 ours = f"{self.file}:" in (body.debug_info.func_src_info or "")
                 self.within.append(str(eqn.params.get("name", "")))

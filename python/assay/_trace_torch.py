@@ -612,6 +612,19 @@ class Recorder(TorchDispatchMode):
         v = self.numbers(x)
         return self.t.together("sub", [self.numbers(other), v if alpha == 1 else self.t.together("mul", [v, self.t.number(alpha)])])
 
+    def on_remainder(self, out: Any, x: Any, other: Any) -> Value:
+        return self.t.divided("mod", self.of(x), self.of(other))
+
+    def on_floor_divide(self, out: Any, x: Any, other: Any) -> Value:
+        return self.t.divided("floor_div", self.of(x), self.of(other))
+
+    def on_div(self, out: Any, x: Any, other: Any, *, rounding_mode: str | None = None) -> Value:
+        if rounding_mode == "floor":
+            return self.on_floor_divide(out, x, other)
+        if rounding_mode is not None:
+            raise lib.BadInput(f"rounding_mode is {rounding_mode}, expected floor")
+        return self.t.together("div", [self.numbers(x), self.numbers(other)])
+
     def on_pow(self, out: Any, x: Any, power: Any) -> Value:
         return self.t.power(self.numbers(x), self.numbers(power))
 

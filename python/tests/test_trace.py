@@ -117,7 +117,7 @@ def whole(x, s, at, group, ids, keep):
     seen = (at[:, None] >= at) & (group[:, None] == group) & (at[:, None] - at < 3) & (keep != 0)
     p = torch.softmax(s.masked_fill(~seen, torch.finfo(s.dtype).min), -1)
     hot = F.one_hot(ids.long(), 6) * 2 + F.one_hot(x.argmax(-1), 6)
-    return p @ x + hot * x + at[:, None] * x, torch.zeros(6, 6, dtype=x.dtype).index_add_(0, ids.long(), x), torch.bincount(ids, minlength=6) * x[0]
+    return p @ x + hot * x + (at // 2 + at % 3)[:, None] * x, torch.zeros(6, 6, dtype=x.dtype).index_add_(0, ids.long(), x), torch.bincount(ids, minlength=6) * x[0]
 
 
 def dispatched(x, gate, experts):
@@ -837,7 +837,7 @@ INDICES = torch.tensor([1, 3, 1, 0])
 ARGUMENTS = {
     "softplus beta": (lambda x, z, m: F.softplus(x, beta=2.0), ""),
     "softplus threshold": (lambda x, z, m: F.softplus(x, threshold=0.5), "softplus: threshold is 0.5"),
-    "div floor": (lambda x, z, m: torch.div(x * 7, 3.0, rounding_mode="floor"), "div: rounding_mode is floor"),
+    "div floor": (lambda x, z, m: torch.div(x * 7, 3.0, rounding_mode="floor"), "div: a quotient or a rest, expected whole numbers by a number from 1 on"),
     "div of whole numbers": (lambda x, z, m: x * torch.div(m, 2, rounding_mode="trunc")[:, None], "div: rounding_mode is trunc"),
     "rsub alpha": (lambda x, z, m: torch.rsub(x, z, alpha=2), ""),
     "scatter reduce": (lambda x, z, m: x.scatter(1, m[:, None].long(), z[:, :1], reduce="add"), "scatter: reduce is add"),

@@ -72,7 +72,7 @@ def positions(x, y, at, group, ids):
     scores = jnp.where(seen, jnp.einsum("tnh,snh->ts", x, x), -jnp.inf)
     best = jnp.argmax(y[:, 0], -1)
     hot = jax.nn.one_hot(best, 6) + jax.nn.one_hot(ids, 6)
-    return turned, pairs, jax.nn.softmax(scores, -1), hot * y[:, 1] + jnp.bincount(ids, length=6), jax.ops.segment_sum(y, ids, 6), y[:, 0] * jnp.cos(at * 0.7)[:, None]
+    return turned, pairs, jax.nn.softmax(scores, -1), hot * y[:, 1] + jnp.bincount(ids, length=6), jax.ops.segment_sum(y, ids, 6), y[:, 0] * jnp.cos((at // 3 + at % 7) * 0.7)[:, None]
 
 
 def convolved(x, taps):
@@ -242,7 +242,7 @@ def test_a_maximum_of_elsewhere_is_no_softmax():
     ("jnp.where(x > 0, x, x - 1)", "gt: a mask is computed of numbers that a kernel may round, expected whole numbers"),
     ("jax.lax.erfc(x)", "erfc: a program has it within gelu alone"),
     ("x.sum() * jnp.linspace(0., 1., 40).reshape(4, 10)", "mul: a tensor [4, 10] that is none of the function's arguments: give it as one"),
-    ("x[(2 * i) % 4]", "rem: a program has no such operator"),
+    ("x[i ^ 1]", "xor: a program has no such operator"),
     ("[x, None]", "of its results y1 is None, expected a tensor, several of them, or a dictionary with their names"),
     ("x[:0]", "slice: a tensor without numbers"),
     ("jnp.where((jnp.arange(300)[:, None] * jnp.arange(300)) % 7 == 0, 0, x[0, 0])", "select_n: whole numbers or a mask [300, 300] that are none of the function's arguments: 90000 numbers, "
