@@ -30,7 +30,7 @@ DTYPES = {"bf16": "bfloat16", "f32": "float32", "f64": "float64"}
 LAYERS = {op: "layers" for op in ("deepseek_layer", "deepseek_stack", "decoder_layer", "decoder_stack")}
 MODULES = {"moe": "moe", "routing": "moe", "mlp": "moe", "gmm": "moe", "permute": "moe", "unpermute": "moe",
            "mla": "attention", "gqa": "attention", "attention": "attention", "rms_norm": "attention", "yarn_rope": "attention",
-           **LAYERS, "batch_split": "batch_split"}
+           **LAYERS, "batch_split": "batch_split", "program": "programs"}
 
 
 def drop_programs() -> None:

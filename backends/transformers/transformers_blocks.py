@@ -1,5 +1,6 @@
-"""Blocks of the catalogue's programs (`assay list 'program/*'`) by modules of transformers and by PyTorch's own optimisers. A module takes its parameters
-from the request; projections that the program does not have are the identity."""
+"""Blocks of the catalogue's programs (`assay list 'program/*'`) by modules of transformers and PEFT, by PyTorch's own optimisers, torchao and a kernel of SGLang. A module
+takes its parameters from the request; projections that the program does not have are the identity."""
+import importlib.util
 from types import SimpleNamespace
 
 import torch
@@ -7,6 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
+from peft.tuners.lora import LoraConfig
+from peft.tuners.lora.layer import Linear, ParamWrapper
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as v4
 from transformers.models.deepseek_v32 import modeling_deepseek_v32 as v32
 from transformers.models.gemma3 import modeling_gemma3 as gemma3
@@ -18,6 +21,7 @@ from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.mamba2 import modeling_mamba2 as mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3
 
+from peer_blocks import PEERS
 from request import Unsupported
 
 
@@ -213,6 +217,67 @@ def layer(x, positions, family, chunks=None, **weights):
     return {"y": functional_call(made(config, 0), parameters, (x,), {"position_embeddings": turns, **told})}
 
 
+def lora(x, w, a, b, adapter=None, **factor):
+    """A token is a sample of a batch, which PEFT gives an adapter by its name."""
+    a, b, base = (a[None], b[None], nn.Linear(*w.shape, bias=False)) if adapter is None else (a, b, nn.Linear(*w.shape, bias=False))
+    config = LoraConfig(r=a.shape[2], lora_alpha=factor["alpha"], use_rslora=factor.get("rank_stabilized", False))
+    layer = Linear(base, "0", config, r=config.r, lora_alpha=config.lora_alpha)
+    for i in range(1, len(a)):
+        layer.update_layer(str(i), config.r, lora_alpha=config.lora_alpha, config=config)
+    parameters = {"base_layer.weight": w.T}
+    for i, (down, up) in enumerate(zip(a, b)):
+        parameters |= {f"lora_A.{i}.weight": down.T, f"lora_B.{i}.weight": up.T}
+    names = {} if adapter is None else {"adapter_names": ["__base__" if i < 0 else str(i) for i in adapter.tolist()]}
+    return {"y": functional_call(layer.double(), parameters, (x,), names)}
+
+
+class Experts(nn.Module):
+    is_transposed = True  # [experts, in, out], in PEFT's words
+
+    def __init__(self, w):
+        super().__init__()
+        self.w = nn.Parameter(torch.empty_like(w))
+
+    def forward(self, x, sizes):
+        return torch.cat([rows @ w for rows, w in zip(x.split(sizes.tolist()), self.w)])
+
+
+def lora_experts(x, weight, group_sizes, w, a, b):
+    config = LoraConfig(r=a.shape[2], lora_alpha=2 * a.shape[2])
+    layer = ParamWrapper(Experts(w), "0", "w", config, r=config.r, lora_alpha=config.lora_alpha).double()
+    parameters = {"base_layer.w": w, "lora_A.0.weight": a.transpose(1, 2).flatten(0, 1), "lora_B.0.weight": b.permute(2, 1, 0).flatten(1)}
+    return {"y": functional_call(layer, parameters, (x, group_sizes)) * weight[:, None]}
+
+
+def weighed_hidden_codes(x, weight, group_sizes, gate, up, down):
+    """Codes and scales are torchao's, of h in float32; gradients go straight through."""
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+    from torchao.prototype.mx_formats.mx_tensor import to_dtype, to_mx
+
+    groups = group_sizes.tolist()
+    g, u = (torch.cat([rows @ w for rows, w in zip(x.split(groups), weights)]) for weights in (gate, up))
+    h = F.silu(g) * u * weight[:, None]
+    with torch._C.DisableTorchFunction():  # float32 is float32 here
+        wide = F.pad(h.detach().float(), (0, -h.shape[1] % 32))
+        scale, codes = to_mx(wide, torch.float8_e4m3fn, 32, ScaleCalculationMode.FLOOR)
+        read = to_dtype(codes, scale, torch.float8_e4m3fn, 32, torch.float32)[:, : h.shape[1]].double()
+    q = h + (read - h).detach()
+    return {"y": torch.cat([rows @ w for rows, w in zip(q.split(groups), down)])}
+
+
+def moe_align(x, ids, experts=5, block=4):
+    """SGLang's kernel in Triton's interpreter; its package needs a GPU to be imported, this file does not."""
+    folder = importlib.util.find_spec("sglang").submodule_search_locations[0]
+    spec = importlib.util.spec_from_file_location("sglang_moe_align", folder + "/test/kernels/moe_align.py")
+    kernels = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(kernels)
+    rows = torch.full((32,), ids.numel(), dtype=torch.int32)
+    of, padded = torch.full((8,), -1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    kernels.moe_align_block_size_triton(ids.int(), experts, block, rows, of, padded)
+    copies = torch.cat([x.repeat_interleave(ids.shape[1], 0), torch.zeros_like(x[:1])])
+    return {"sorted_ids": rows, "expert_ids": of, "padded": padded[0], "y": copies[rows.long()]}
+
+
 BLOCKS = {
     "mhc": (mhc, {}), "mhc-three-streams": (mhc, {}), "mhc-head": (mhc_head, {}), "hyper-connections-apart": (hyper_connections_apart, {}),
     "muon": (muon, {}), "muon-tall": (muon, {}), "adamw": (adamw, {}),
@@ -220,15 +285,17 @@ BLOCKS = {
     "ssd": (ssd, {}), "ssd-groups": (ssd, {"groups": 2}),
     "sparse-attention": (sparse_attention, {"rotated": 4, "count": 5}), "sparse-attention-odd": (sparse_attention, {"rotated": 2, "count": 3}),
     "kda": (kda, {}), "kda-bounded": (kda, {"bound": -5.0}), "compressed-attention": (compressed_attention, {}), "compressed-sparse-attention": (compressed_sparse_attention, {"count": 3}),
+    "lora": (lora, {"alpha": 8}), "lora-by-token": (lora, {"alpha": 4, "rank_stabilized": True}), "lora-experts": (lora_experts, {}), "moe-align": (moe_align, {}),
+    "weighed-hidden-codes": (weighed_hidden_codes, {}),
     "qwen3-next-attention": (gated_attention, {}), "gated-delta-states": (gated_delta, {}),
     **{f"{family}-layer": (layer, {"family": family}) for family in ("gemma3", "gemma4", "llama4")},
 }
 
 
 def run_program(c):
-    name = c.case.removeprefix("program/")
-    c.s.need(name in BLOCKS, f"no module here is {c.case}")
+    name, blocks = c.case.removeprefix("program/"), PEERS if c.peers else BLOCKS
+    c.s.need(name in blocks, f"no module here is {c.case}")
     c.read()
-    block, told = BLOCKS[name]
+    block, told = blocks[name]
     made = block(**{path.split("/")[1]: tensor for path, tensor in c.t.items() if path.startswith(("inputs/", "weights/"))}, **told)
     return {path if "/" in path else "outputs/" + path: tensor for path, tensor in made.items()}

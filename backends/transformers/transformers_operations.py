@@ -61,8 +61,8 @@ SCORES = {"sigmoid": "deepseek_v3", "softmax": "deepseek_v2", "sqrtsoftplus": "d
 class Call:
     """Settings and tensors of one case; `t` are leaves in the request's layout, in the types that the model has."""
 
-    def __init__(self, request, dtype, experts):
-        self.s, self.case, self.dtype, self.experts, self.raw = request.settings, request.case, dtype, experts, request.tensors
+    def __init__(self, request, dtype, experts, peers):
+        self.s, self.case, self.dtype, self.experts, self.peers, self.raw = request.settings, request.case, dtype, experts, peers, request.tensors
         self.t, self.routed = {}, {}
 
     def read(self, fp32=()):
@@ -571,7 +571,7 @@ OPERATIONS = {"rms_norm": run_rms_norm, "mlp": run_mlp, "yarn_rope": run_yarn_ro
               "gqa": run_gqa, "deepseek_layer": run_stack, "deepseek_stack": run_stack, "decoder_layer": run_stack, "decoder_stack": run_stack, "program": run_program}
 
 
-def run(request, dtype, experts):
+def run(request, dtype, experts, peers=False):
     """The results that the request expects, and the choice of experts."""
     s = request.settings
     s.need(request.op in OPERATIONS, "no " + request.op)
@@ -579,5 +579,5 @@ def run(request, dtype, experts):
     s.need("quant_formats" not in s.text and not s.text.get("quant_recipe") and not s.text.get("quant_hidden_format"), "no quantised operands")
     s.need(s.text.get("w13_reorder_size", "1") == "1", "no fused weights laid out for tensor shards")
     s.need(not any(path.startswith("checkpoints/") for path in request.expects), "no checkpoints")
-    c = Call(request, dtype, experts)
+    c = Call(request, dtype, experts, peers)
     return with_gradients(OPERATIONS[request.op](c), c.t, request.expects)
