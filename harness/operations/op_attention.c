@@ -79,12 +79,11 @@ static int64_t axis_size(const void *config, char axis)
     return a->qk_dim;
 }
 
-static void graph_of(const void *of, bool one_shard, graph *g)
+static void graph_of(const void *of, graph *g)
 {
     static const assay_tensor_form sinks = {"sinks", ASSAY_SINK, "N", 0};
     const attention_config *config = of;
     const bool grouped = config->grouped, shared = config->shared;
-    (void)one_shard;
     graph_begin(g, config, axis_size);
     const int query = graph_input(g, "inputs/query", grouped ? "BSNz" : "BSNq");
     const int key = graph_input(g, "inputs/key", grouped ? "BSgz" : shared ? "BSgq" : "BSNq");

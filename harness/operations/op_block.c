@@ -14,12 +14,6 @@ static bool is_sharded(const assay_case *c)
     return assay_mesh_shards(&mesh) > 1;
 }
 
-/* Shard by shard. By a recipe scales are of what all shards have, so the layer runs as one, with sums in parts. */
-static bool runs_apart(const assay_case *c, const graph *g)
-{
-    return is_sharded(c) && g->gradient_count == 0;
-}
-
 /* Rows of a matrix, which a product sums along. */
 static void mark_rows(assay_describer *d, const assay_operation *operation, int back, const assay_tensor_row *row)
 {
@@ -49,14 +43,13 @@ static void describe_inputs(assay_describer *d, const assay_operation *operation
     }
 }
 
-void assay_describe_graph_checkpoints(assay_describer *d, const graph *g, const graph *own)
+void assay_describe_graph_checkpoints(assay_describer *d, const graph *g, bool by_heads)
 {
     const assay_mesh mesh = assay_mesh_of(d->c);
-    const int64_t shards = assay_mesh_shards(&mesh);
     for (int t = 1; t < g->tensor_count; t++) {
         assay_tensor_row row = g->tensors[t].row;
         if (g->tensors[t].role != GRAPH_CHECKPOINT) continue;
-        if (own != NULL && assay_row_has_heads(&row)) row = assay_tensor_row_below("m", &shards, own->tensors[t].row);
+        if (by_heads && assay_row_has_heads(&row)) row = assay_head_row(&mesh, row);
         assay_describe_checkpoint(d, &row);
         assay_described(d, 1)->requantised = graph_is_requantised(g, t);
     }
@@ -99,13 +92,12 @@ assay_status assay_block_used_rows(assay_context *ctx, const assay_case *c, cons
 void assay_block_describe(assay_describer *d, const assay_operation *operation)
 {
     const assay_fill one = assay_fill_normal(1.0, 0.0);
-    graph g, own;
-    operation->graph(d->config, false, &g);
-    operation->graph(d->config, true, &own);
+    graph g;
+    operation->graph(d->config, &g);
     describe_inputs(d, operation, &g);
     const assay_tensor_table weights = graph_weight_table(&g);
     assay_describe_weights(d, &weights);
-    assay_describe_graph_checkpoints(d, &g, is_sharded(d->c) ? &own : NULL);
+    assay_describe_graph_checkpoints(d, &g, is_sharded(d->c));
     for (int i = 0; i < g.output_count; i++) {
         const assay_tensor_row *y = &g.tensors[g.outputs[i].tensor].row;
         assay_describe_sized_output(d, g.outputs[i].name, &one, assay_dims_of(y->axes, &y->shape));
@@ -134,7 +126,7 @@ typedef struct block_run {
     graph g;
     graph_run r;
     assay_mesh mesh;
-    assay_head_layout layout; /* by a recipe over a mesh; else nothing */
+    assay_head_layout layout; /* over a mesh; else nothing */
     assay_source checkpoints;
     assay_sink shown;
     double **values, **gradients, **cotangents; /* of each tensor, and of each output */
@@ -203,7 +195,7 @@ static assay_status check_given(assay_context *ctx, const block_run *m)
 static assay_status open_run(assay_context *ctx, const assay_operation *operation, const void *config, block_run *m)
 {
     m->mesh = assay_mesh_of(m->c);
-    operation->graph(config, false, &m->g);
+    operation->graph(config, &m->g);
     m->g.unrounded = true;
     MUST(graph_open(ctx, &m->r, &m->g));
     MUST(assay_alloc_list(ctx, "inputs", m->g.tensor_count, sizeof *m->values, &m->values));
@@ -215,7 +207,7 @@ static assay_status open_run(assay_context *ctx, const assay_operation *operatio
     MUST(check_given(ctx, m));
     m->r.in = m->r.weights = m->in;
     m->r.out = m->r.gradients = m->out;
-    if (is_sharded(m->c) && !runs_apart(m->c, &m->g)) {
+    if (is_sharded(m->c)) {
         m->layout = (assay_head_layout){&m->mesh, &m->g, m->in, m->out};
         m->checkpoints = assay_head_layout_source(&m->layout);
         m->shown = assay_head_layout_sink(&m->layout);
@@ -302,33 +294,6 @@ static assay_status forward(assay_context *ctx, block_run *m, bool keeps)
     return ASSAY_OK;
 }
 
-static assay_status run_sharded(assay_context *ctx, const graph *own, block_run *m)
-{
-    OWNED double *y = NULL;
-    double *weights[ASSAY_MOST_ROWS], *gradients[ASSAY_MOST_ROWS];
-    const int x = graph_find(&m->g, "inputs/x");
-    for (int i = 0; i < m->g.weight_count; i++) {
-        weights[i] = m->values[m->g.weights[i]];
-        gradients[i] = m->gradients[m->g.weights[i]];
-    }
-    MUST(assay_alloc_f64(ctx, "outputs/y", graph_size(&m->g, m->g.result), &y));
-    const assay_head_run all = {.mesh = &m->mesh,
-                                .whole = &m->g,
-                                .own = own,
-                                .x = m->values[x],
-                                .positions = m->indices[graph_find(&m->g, "inputs/positions")],
-                                .segment_ids = segments_of(m),
-                                .weights = weights,
-                                .y = y,
-                                .dx = m->gradients[x],
-                                .gradients = gradients,
-                                .dy = m->cotangents[0],
-                                .out = m->out};
-    MUST(assay_head_shards_run(ctx, &all));
-    MUST(assay_write_result(ctx, m->out, "checkpoints/out_proj", graph_size(&m->g, m->g.result), y));
-    return write_output(ctx, m, 0, y);
-}
-
 static assay_status write_gradients(assay_context *ctx, const block_run *m)
 {
     char path[ASSAY_PATH_SIZE];
@@ -344,21 +309,15 @@ assay_status assay_block_run(assay_context *ctx, const assay_operation *operatio
     OWNED_BY(close_run) block_run m = {.c = c, .in = in, .out = out};
     MUST(open_run(ctx, operation, config, &m));
     MUST(open_gradients(ctx, &m));
-    if (runs_apart(c, &m.g)) {
-        graph own;
-        operation->graph(config, true, &own);
-        MUST(run_sharded(ctx, &own, &m));
-    } else {
-        MUST(forward(ctx, &m, m.back));
-        if (m.back) MUST(graph_backward(ctx, &m.r));
-    }
+    MUST(forward(ctx, &m, m.back));
+    if (m.back) MUST(graph_backward(ctx, &m.r));
     return write_gradients(ctx, &m);
 }
 
 double assay_block_flops(const assay_operation *operation, const void *config, bool backward)
 {
     graph g;
-    operation->graph(config, false, &g);
+    operation->graph(config, &g);
     return graph_forward_operations(&g) + (backward ? graph_backward_operations(&g) : 0.0);
 }
 
@@ -366,7 +325,7 @@ double assay_block_flops(const assay_operation *operation, const void *config, b
 int64_t assay_block_memory(const assay_operation *operation, const assay_case *c, const void *config)
 {
     graph g;
-    operation->graph(config, false, &g);
+    operation->graph(config, &g);
     double numbers = graph_numbers(&g); /* of weights and checkpoints; of inputs and outputs both, and gradients */
     for (int t = 1; t < g.tensor_count; t++) {
         if (g.tensors[t].role == GRAPH_INPUT) numbers += 2 * (double)graph_size(&g, t);

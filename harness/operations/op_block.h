@@ -13,8 +13,7 @@ assay_status assay_block_run(assay_context *ctx, const assay_operation *operatio
 void assay_mark_unused_tokens(assay_describer *d);
 assay_status assay_block_used_rows(assay_context *ctx, const assay_case *c, const assay_tensor_entry *of,
                                    const assay_source *in, bool **used);
-/* checkpoints/LAYER name of a graph's, and of the gradients that it quantises. own NULL: each device has the whole; else what has
- * heads is each shard's own, of this graph. */
-void assay_describe_graph_checkpoints(assay_describer *d, const graph *g, const graph *own);
+/* checkpoints/LAYER name of a graph's, and of the gradients that it quantises; by_heads: of what has heads each shard has its own. */
+void assay_describe_graph_checkpoints(assay_describer *d, const graph *g, bool by_heads);
 double assay_block_flops(const assay_operation *operation, const void *config, bool backward);
 int64_t assay_block_memory(const assay_operation *operation, const assay_case *c, const void *config);

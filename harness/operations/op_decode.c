@@ -219,7 +219,7 @@ static int cached(graph *g, const decode_config *of, int i, char last)
     return graph_fused(g, numbers);
 }
 
-static void graph_of(const void *of, bool one_shard, graph *g)
+static void graph_of(const void *of, graph *g)
 {
     static const assay_tensor_form kernel = {"wkv_b/kernel", ASSAY_KERNEL, "lNu", 1},
                                    sinks = {"sinks", ASSAY_SINK, "N", 0};
@@ -228,7 +228,6 @@ static void graph_of(const void *of, bool one_shard, graph *g)
     const bool splits = d->splits > 0, lists = d->topk > 0;
     const char *axes = d->nope > 0 ? "XBSNv" : d->latent ? "XBSNl" : "XBSNz"; /* X: of splits */
     int in[GRAPH_IN] = {0}; /* as graph_kind_decode_attention has them */
-    (void)one_shard;
     graph_begin(g, config, axis_size);
     in[0] = graph_input(g, d->nope > 0 ? "inputs/query_nope" : "inputs/query",
                         d->nope > 0 ? "BSNi"

@@ -48,15 +48,9 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
     return assay_check_head_mesh(ctx, c);
 }
 
-static void graph_of(const void *of, bool one_shard, graph *g)
+static void graph_of(const void *config, graph *g)
 {
-    const quad_gqa_config *config = of;
-    const int64_t shards = one_shard ? assay_head_shards(&config->mesh) : 1;
-    assay_gqa_config gqa = config->gqa;
-    gqa.heads /= shards;
-    gqa.kv_heads /= shards;
-    if (one_shard) gqa.batch /= assay_head_batch_shards(&config->mesh);
-    assay_gqa_graph(g, &gqa);
+    assay_gqa_graph(g, &((const quad_gqa_config *)config)->gqa);
 }
 
 const assay_operation assay_op_gqa = {.name = "gqa",

@@ -37,12 +37,11 @@ static int64_t axis_size(const void *config, char axis)
     return axis == 'N' ? m->heads : m->v_dim;
 }
 
-static void graph_of(const void *of, bool one_shard, graph *g)
+static void graph_of(const void *of, graph *g)
 {
     static const assay_tensor_form sinks = {"sinks", ASSAY_SINK, "N", 0};
     const merge_config *config = of;
     const char *axes = config->grouped ? "PBSNz" : "PBSNv";
-    (void)one_shard;
     graph_begin(g, config, axis_size);
     const int partial_out = graph_input(g, "inputs/partial_out", axes);
     const int partial_lse = graph_input(g, "inputs/partial_lse", "PBNS");

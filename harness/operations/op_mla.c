@@ -39,13 +39,9 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
     return assay_check_head_mesh(ctx, c);
 }
 
-static void graph_of(const void *of, bool one_shard, graph *g)
+static void graph_of(const void *config, graph *g)
 {
-    const quad_mla_config *config = of;
-    assay_mla_config mla = config->mla;
-    if (one_shard) mla.heads /= assay_head_shards(&config->mesh);
-    if (one_shard) mla.batch /= assay_head_batch_shards(&config->mesh);
-    assay_mla_graph(g, &mla);
+    assay_mla_graph(g, &((const quad_mla_config *)config)->mla);
 }
 
 const assay_operation assay_op_mla = {.name = "mla",

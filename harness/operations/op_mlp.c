@@ -76,11 +76,10 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
     return assay_mlp_config_of(ctx, c, &config->mlp);
 }
 
-static void graph_of(const void *of, bool one_shard, graph *g)
+static void graph_of(const void *of, graph *g)
 {
     const mlp_config *config = of;
     const assay_mlp_graph_config whole = {.batch = config->batch, .sequence = config->sequence, .mlp = config->mlp};
-    (void)one_shard;
     assay_mlp_graph(g, &whole);
 }
 

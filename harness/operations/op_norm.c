@@ -9,17 +9,15 @@ static int weight(graph *g, const void *config, const assay_tensor_form *form)
     return graph_weight(g, assay_tensor_row_of(form, config, assay_norm_axis_size));
 }
 
-static void rms_norm(const void *config, bool one_shard, graph *g)
+static void rms_norm(const void *config, graph *g)
 {
-    (void)one_shard;
     graph_begin(g, config, assay_norm_axis_size);
     const int x = graph_input(g, "inputs/x", "BSD"), w = weight(g, config, &scale);
     graph_end(g, graph_rms_norm(g, x, w, ((const assay_norm_config *)config)->epsilon), GRAPH_LEFT);
 }
 
-static void layer_norm(const void *config, bool one_shard, graph *g)
+static void layer_norm(const void *config, graph *g)
 {
-    (void)one_shard;
     graph_begin(g, config, assay_norm_axis_size);
     const int x = graph_input(g, "inputs/x", "BSD"), w = weight(g, config, &scale), b = weight(g, config, &bias);
     graph_end(g, graph_layer_norm(g, x, w, b, ((const assay_norm_config *)config)->epsilon), GRAPH_LEFT);

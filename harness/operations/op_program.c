@@ -222,9 +222,8 @@ static void describe(assay_describer *d, const void *config)
 
 /* --- counts --- */
 
-static void graph_of(const void *config, bool one_shard, graph *g)
+static void graph_of(const void *config, graph *g)
 {
-    (void)one_shard;
     assay_program_graph(program_of(config), g);
 }
 
@@ -234,7 +233,7 @@ static double operations(const void *config, bool backward)
     const assay_program *p = program_of(config);
     graph g;
     double numbers = 0;
-    graph_of(config, false, &g);
+    graph_of(config, &g);
     for (int i = 1; i < p->node_count; i++)
         if (p->nodes[i].step != NULL) numbers += (double)assay_shape_count(&p->nodes[i].shape);
     return graph_forward_operations(&g) + numbers + (backward ? graph_backward_operations(&g) + 2 * numbers : 0);
@@ -246,7 +245,7 @@ static int64_t memory(const void *config)
 {
     graph g;
     double numbers = 0;
-    graph_of(config, false, &g);
+    graph_of(config, &g);
     for (int t = 1; t < g.tensor_count; t++) {
         const int64_t groups = graph_can_stream(&g, t) ? g.tensors[t].row.shape.dims[0] : 1;
         numbers += (double)(graph_size(&g, t) / groups);

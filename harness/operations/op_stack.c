@@ -278,7 +278,7 @@ static void describe_results(assay_describer *d, const assay_stack_config *confi
         return;
     }
     assay_describe_result(d, "checkpoints", "decoder_layer_input", ASSAY_FLOAT64, "BSD");
-    assay_describe_graph_checkpoints(d, g, NULL);
+    assay_describe_graph_checkpoints(d, g, false);
     if (assay_layer_is_dense(config, layer)) return;
     assay_describe_moe_routing(d, &config->moe, &config->sharding);
     assay_describe_moe_checkpoints(d, &config->moe, &config->sharding);

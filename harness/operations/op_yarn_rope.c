@@ -85,9 +85,8 @@ static int64_t axis_size(const void *of, char axis)
                          : config->rope.dim;
 }
 
-static void graph_of(const void *config, bool one_shard, graph *g)
+static void graph_of(const void *config, graph *g)
 {
-    (void)one_shard;
     graph_begin(g, config, axis_size);
     const int x = graph_input(g, "inputs/x", "BSNR");
     const graph_turns turns =

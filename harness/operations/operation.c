@@ -223,7 +223,7 @@ assay_status assay_operation_graph(assay_context *ctx, const assay_operation *op
 {
     assay_operation_config config;
     const assay_status status = assay_operation_configure(ctx, operation, c, &config);
-    if (status == ASSAY_OK) operation->graph(&config, false, g);
+    if (status == ASSAY_OK) operation->graph(&config, g);
     return status;
 }
 

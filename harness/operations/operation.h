@@ -73,9 +73,8 @@ typedef struct assay_operation {
     /* Of the letters that its tensors' axes have. */
     int64_t (*axis_size)(const void *config, char axis);
     quad_operation second_form;
-    /* Evaluation is one of three. A graph (op_block.c), of the case or of what one shard of its mesh has of it; with `run` it is what
-     * people are shown; */
-    void (*graph)(const void *config, bool one_shard, graph *g);
+    /* Evaluation is one of three. A graph (op_block.c); with `run` it is what people are shown; */
+    void (*graph)(const void *config, graph *g);
     /* or a function of tensors in memory (op_work.h), which makes all results of what is given; */
     assay_status (*compute)(assay_context *ctx, const assay_work *w);
     /* or a function from source to sink: tensors and results by the paths of describe. */

@@ -311,8 +311,7 @@ typedef struct graph_run {
     int64_t number;         /* of runs whose tensors lie one after the other in the source's: this one's */
     /* Of each tensor, in memory of the run: */
     void *memory;
-    bool *hidden; /* a checkpoint that is not written */
-    bool *shown;  /* one that was: what is computed again is not written again */
+    bool *shown; /* a checkpoint that is not written, or not again when it is computed again */
     /* Forward is done with a checkpoint: it may take it over. NULL: it stays, for backward. */
     assay_status (*release)(assay_context *ctx, void *self, int tensor, double **values);
     void *self;

@@ -87,13 +87,12 @@ static void *cut(char **at, int64_t count, size_t size)
 /* The lists of all tensors are one piece of memory: a graph may be opened for every expert. */
 static assay_status alloc_lists(assay_context *ctx, graph_run *r, int64_t tensors, int64_t steps)
 {
-    enum { EACH = 10 * sizeof(double *) + 2 * sizeof(int) + 7 };
+    enum { EACH = 10 * sizeof(double *) + 2 * sizeof(int) + 6 };
     MUST(assay_alloc_list(ctx, "tensors of a graph", tensors * EACH + steps, 1, &r->memory));
     char *at = r->memory;
     double ***const numbers[] = {&r->value,     &r->gradient,           &r->room,     &r->gradient_room,
                                  &r->deviation, &r->gradient_deviation, &r->row_sums, &r->cancelled};
-    bool **const flags[] = {&r->hidden,           &r->shown, &r->lent, &r->lent_gradient, &r->streams,
-                            &r->gradient_streams, &r->leads};
+    bool **const flags[] = {&r->shown, &r->lent, &r->lent_gradient, &r->streams, &r->gradient_streams, &r->leads};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) *numbers[i] = cut(&at, tensors, sizeof(double *));
     r->indices = cut(&at, tensors, sizeof *r->indices);
     r->chosen = cut(&at, tensors, sizeof *r->chosen);
@@ -358,8 +357,7 @@ static assay_status compute(assay_context *ctx, graph_run *r, int number, bool w
     }
     for (int i = GRAPH_OUT - 1; i >= 0; i--) {
         const graph_tensor *t = &r->graph->tensors[step->out[i]];
-        const bool shown = write && !r->hidden[step->out[i]] && !r->shown[step->out[i]],
-                   stage = t->last >= 0; /* else nothing goes on from it */
+        const bool shown = write && !r->shown[step->out[i]], stage = t->last >= 0; /* else nothing goes on from it */
         if (t->role != GRAPH_CHECKPOINT || c.made[i]) continue;
         r->shown[step->out[i]] |= write;
         if (t->codes) TRY(pass_on(ctx, r, &t->row, false, true, c.y[i]));

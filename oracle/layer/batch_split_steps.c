@@ -208,7 +208,7 @@ static assay_status open_run(assay_context *ctx, graph_run *r, const bs_layer *a
         if (is_listed(made, (bs_tensor)t)) r->room[s->of[t]] = part;
         if (!is_listed(made, (bs_tensor)t)) graph_lend(r, s->of[t], part);
     }
-    r->hidden[s->of[MB_ATTN_OUT]] = r->hidden[s->of[MB_LSE]] = true; /* shown of all at once */
+    r->shown[s->of[MB_ATTN_OUT]] = r->shown[s->of[MB_LSE]] = true; /* shown of all at once */
     return bs_show_run(ctx, r, at, b, shard);
 }
 

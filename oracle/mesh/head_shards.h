@@ -7,20 +7,19 @@
  * ascending order (psum). What has no heads is the same on all.
  *
  * Checkpoints: of what has heads [M, ...] each shard's own, at its batch and heads, in the order of mesh.h; the rest, and the sum
- * out_proj, are of the whole batch as on one device. Gradients are those of whole tensors: dx is summed over heads, those of
- * weights over all shards that have the weight, ascending. */
+ * out_proj, are of the whole batch as on one device. Gradients are those of whole tensors: that of what has no heads is the sum over
+ * the shards that read it, ascending, where they read it; those of weights are sums over the batch's shards. */
 #pragma once
 
 #include "oracle/graph/graph.h"
 #include "oracle/mesh/mesh.h"
 
-/* Shards that heads are split over, and rows of the batch; which part of either a shard has. */
+/* Shards that heads are split over. */
 int64_t assay_head_shards(const assay_mesh *mesh);
-int64_t assay_head_batch_shards(const assay_mesh *mesh);
-int64_t assay_head_shard(const assay_mesh *mesh, int64_t shard);
-int64_t assay_head_batch_shard(const assay_mesh *mesh, int64_t shard);
 /* Whether a tensor has an axis of heads: N, g (of keys and values), or a (N, then g twice). */
 bool assay_row_has_heads(const assay_tensor_row *row);
+/* A checkpoint [B,..] with heads as the shards have it: [M,..], each at its batch and heads. */
+assay_tensor_row assay_head_row(const assay_mesh *mesh, assay_tensor_row row);
 
 /* Of the whole layer: sums over heads are those of the parts, sums over tokens those of the batch's shards. */
 void assay_head_shards_by_shard(graph *whole, const assay_mesh *mesh);
@@ -39,19 +38,3 @@ assay_sink assay_head_layout_sink(assay_head_layout *layout);
  * does not. */
 assay_status assay_head_shards_check(assay_context *ctx, const char *name, const assay_mesh *mesh, int64_t heads,
                                      int64_t kv_heads, int64_t batch);
-
-/* Whole tensors; weights and gradients in the order of the graph's table. y [B,S,D] is written, and dx and gradients, where they
- * are not NULL; dy NULL: no backward. */
-typedef struct assay_head_run {
-    const assay_mesh *mesh;
-    const graph *whole, *own;   /* the layer, and what one shard has of it */
-    const double *x;            /* [B,S,D] */
-    const int32_t *positions;   /* [B,S] */
-    const int32_t *segment_ids; /* [B,S] or NULL */
-    double *const *weights;
-    double *y, *dx;
-    double *const *gradients;
-    const double *dy;
-    const assay_sink *out; /* checkpoints */
-} assay_head_run;
-assay_status assay_head_shards_run(assay_context *ctx, const assay_head_run *m);

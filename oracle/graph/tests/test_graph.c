@@ -381,7 +381,7 @@ TEST_WITH_CONTEXT(test_checkpoints_are_written_and_staged)
     e.run.in = &in;
     e.run.out = &out;
     e.run.prefix = "layers/3/";
-    e.run.hidden[e.up] = true;
+    e.run.shown[e.up] = true;
     assert_ok(&ctx, graph_forward(&ctx, &e.run));
     assert_int_equal(shown.set.count, 2);
     assert_true(assay_tensor_set_find(&shown.set, "checkpoints/layers/3/sum")->values[0] != 0); /* before */
