@@ -130,8 +130,6 @@ def main() -> None:
             else:
                 work()
             print("assay: done", flush=True)
-        except ImportError as missing:
-            print("assay: unsupported", missing, flush=True)
         except Exception as error:
             print("assay: failed", type(error).__name__, " ".join(str(error).split()), flush=True)
 
