@@ -1,8 +1,8 @@
-#include <cjson/cJSON.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "compare/json.h"
 #include "compare/printable.h"
 #include "harness/backends/backend.h"
 #include "harness/backends/backend_files.h"
@@ -168,45 +168,34 @@ static void print_text(const between_run *r, const assay_between *b, const char 
 static bool put_tensor(cJSON *list, const assay_between *b, const assay_tensor_result *t)
 {
     const assay_tensor_result *of[2] = {result_of(&b->of[0], t->spec.path), result_of(&b->of[1], t->spec.path)};
-    cJSON *item = assay_command_json_item(list);
-    return cJSON_AddStringToObject(item, "path", t->spec.path) != NULL &&
-           cJSON_AddStringToObject(item, "verdict", word_of(t)) != NULL &&
-           cJSON_AddStringToObject(item, "message", t->message) != NULL &&
-           cJSON_AddNumberToObject(item, "a", of[0] == NULL ? 0 : of[0]->rms_ratio) != NULL &&
-           cJSON_AddNumberToObject(item, "b", of[1] == NULL ? 0 : of[1]->rms_ratio) != NULL &&
-           cJSON_AddNumberToObject(item, "apart", t->rms_ratio) != NULL;
+    cJSON *item = json_object(list, NULL);
+    return json_text(item, "path", t->spec.path) && json_text(item, "verdict", word_of(t)) &&
+           json_text(item, "message", t->message) && json_number(item, "a", of[0] == NULL ? 0 : of[0]->rms_ratio) &&
+           json_number(item, "b", of[1] == NULL ? 0 : of[1]->rms_ratio) && json_number(item, "apart", t->rms_ratio);
 }
 
 static bool put_counts(cJSON *root, const assay_between *b)
 {
-    cJSON *choices = cJSON_AddObjectToObject(root, "choices");
-    if (choices == NULL || cJSON_AddNumberToObject(choices, "tokens", (double)b->tokens) == NULL ||
-        cJSON_AddNumberToObject(choices, "differ", (double)b->differ) == NULL ||
-        cJSON_AddNumberToObject(choices, "margin", b->margin) == NULL)
-        return false;
-    if (b->next.tokens == 0) return true;
-    cJSON *next = cJSON_AddObjectToObject(root, "next_token");
-    return next != NULL && cJSON_AddNumberToObject(next, "tokens", (double)b->next.tokens) != NULL &&
-           cJSON_AddNumberToObject(next, "other", (double)b->next.other) != NULL &&
-           cJSON_AddNumberToObject(next, "near_ties", (double)b->next.near_ties) != NULL &&
-           cJSON_AddNumberToObject(next, "kl_mean", b->next.mean) != NULL &&
-           cJSON_AddNumberToObject(next, "kl_largest", b->next.largest) != NULL;
+    cJSON *choices = json_object(root, "choices");
+    const bool ok = json_number(choices, "tokens", (double)b->tokens) &&
+                    json_number(choices, "differ", (double)b->differ) && json_number(choices, "margin", b->margin);
+    if (!ok || b->next.tokens == 0) return ok;
+    cJSON *next = json_object(root, "next_token");
+    return json_number(next, "tokens", (double)b->next.tokens) && json_number(next, "other", (double)b->next.other) &&
+           json_number(next, "near_ties", (double)b->next.near_ties) && json_number(next, "kl_mean", b->next.mean) &&
+           json_number(next, "kl_largest", b->next.largest);
 }
 
 static bool put_all(cJSON *root, const between_run *r, const assay_between *b, const char *why)
 {
     const assay_golden *golden = &r->given->golden;
-    bool ok = cJSON_AddStringToObject(root, "format", "assay-between") != NULL &&
-              cJSON_AddNumberToObject(root, "format_version", 1) != NULL &&
-              cJSON_AddStringToObject(root, "case", golden->c->name) != NULL &&
-              cJSON_AddStringToObject(root, "profile", r->profiles[0].precision.name) != NULL &&
-              cJSON_AddStringToObject(root, "other_profile", r->profiles[1].precision.name) != NULL &&
-              cJSON_AddNumberToObject(root, "false_alarm", r->options->false_alarm) != NULL &&
-              cJSON_AddStringToObject(root, "verdict", assay_between_name(assay_between_verdict_of(b))) != NULL &&
-              cJSON_AddStringToObject(root, "message", why) != NULL &&
-              cJSON_AddStringToObject(root, "a", assay_verdict_name(b->of[0].verdict)) != NULL &&
-              cJSON_AddStringToObject(root, "b", assay_verdict_name(b->of[1].verdict)) != NULL && put_counts(root, b);
-    cJSON *tensors = ok ? cJSON_AddArrayToObject(root, "tensors") : NULL;
+    bool ok = json_text(root, "case", golden->c->name) && json_text(root, "profile", r->profiles[0].precision.name) &&
+              json_text(root, "other_profile", r->profiles[1].precision.name) &&
+              json_number(root, "false_alarm", r->options->false_alarm) &&
+              json_text(root, "verdict", assay_between_name(assay_between_verdict_of(b))) &&
+              json_text(root, "message", why) && json_text(root, "a", assay_verdict_name(b->of[0].verdict)) &&
+              json_text(root, "b", assay_verdict_name(b->of[1].verdict)) && put_counts(root, b);
+    cJSON *tensors = ok ? json_list(root, "tensors") : NULL;
     ok = tensors != NULL;
     for (int i = 0; ok && i < b->apart.count; i++) ok = put_tensor(tensors, b, &b->apart.tensors[i]);
     return ok;
@@ -214,12 +203,11 @@ static bool put_all(cJSON *root, const between_run *r, const assay_between *b, c
 
 static assay_status conclude(assay_context *ctx, const between_run *r, const assay_between *b)
 {
-    cJSON *root = cJSON_CreateObject();
+    cJSON *root = json_document("assay-between");
     assay_status status = ASSAY_OK;
     char why[ASSAY_VERDICT_SIZE];
     assay_between_message(b, why);
-    if (root == NULL || !put_all(root, r, b, why))
-        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report");
+    if (!put_all(root, r, b, why)) status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report");
     if (status == ASSAY_OK && r->options->json_file != NULL)
         status = assay_command_write_json(ctx, r->options->json_file, root);
     cJSON_Delete(root);

@@ -2,8 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <cjson/cJSON.h>
-
+#include "compare/json.h"
 #include "harness/commands/command.h"
 #include "harness/mutants/mutants.h"
 #include "harness/plan/plan_make.h"
@@ -32,20 +31,13 @@ static assay_status main_shape(assay_context *ctx, const assay_case *c, char *te
 
 static bool add_json(cJSON *array, const assay_case *c, const char *shape)
 {
-    cJSON *entry = cJSON_CreateObject(), *tags = cJSON_CreateArray();
-    bool ok = entry != NULL && tags != NULL && cJSON_AddStringToObject(entry, "case", c->name) != NULL &&
-              cJSON_AddStringToObject(entry, "op", c->op) != NULL &&
-              cJSON_AddStringToObject(entry, "shape", shape) != NULL &&
-              cJSON_AddStringToObject(entry, "dtype", assay_dtype_name(c->dtype)) != NULL &&
-              cJSON_AddStringToObject(entry, "description", c->description) != NULL;
-    for (int i = 0; ok && i < c->tags.count; i++) {
-        ok = cJSON_AddItemToArray(tags, cJSON_CreateString(c->tags.items[i])) != 0;
-    }
-    ok = ok && cJSON_AddItemToObject(entry, "tags", tags) != 0;
-    if (!ok) cJSON_Delete(tags);
-    if (ok && cJSON_AddItemToArray(array, entry) != 0) return true;
-    cJSON_Delete(entry);
-    return false;
+    cJSON *entry = json_object(array, NULL);
+    bool ok = json_text(entry, "case", c->name) && json_text(entry, "op", c->op) && json_text(entry, "shape", shape) &&
+              json_text(entry, "dtype", assay_dtype_name(c->dtype)) && json_text(entry, "description", c->description);
+    cJSON *tags = ok ? json_list(entry, "tags") : NULL;
+    ok = tags != NULL;
+    for (int i = 0; ok && i < c->tags.count; i++) ok = json_text(tags, NULL, c->tags.items[i]);
+    return ok;
 }
 
 static assay_status print_json(assay_context *ctx, const assay_case *cases, int count)
@@ -68,8 +60,7 @@ cleanup:
     return status;
 }
 
-/* The operations that a mutant is for, by the first case of each; those that must detect it have a star. */
-/* The names of the operations that the mutant is for in any of their cases. */
+/* The operations that the mutant is for in any of their cases; those that must detect it have a star. */
 static void print_operations_of(const assay_mutant *mutant, const assay_plan *plans, int count)
 {
     for (int k = 0; assay_operations[k] != NULL; k++) {

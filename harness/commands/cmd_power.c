@@ -1,9 +1,8 @@
-#include <cjson/cJSON.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "compare/json.h"
 #include "harness/commands/command.h"
 #include "harness/fixes/fixes.h"
 #include "harness/plan/golden_open.h"
@@ -24,20 +23,6 @@ static int count_of(const assay_power_test *found, assay_mutant_outcome outcome)
 {
     int count = 0;
     for (int i = 0; i < found->mutants.count; i++) count += found->items[i].outcome == outcome;
-    return count;
-}
-
-static int count_equivalent(const assay_power_test *found)
-{
-    int count = 0;
-    for (int i = 0; i < found->mutants.count; i++) count += found->items[i].equivalent;
-    return count;
-}
-
-static int count_unshown(const assay_power_test *found)
-{
-    int count = 0;
-    for (int i = 0; i < found->mutants.count; i++) count += found->items[i].unshown;
     return count;
 }
 
@@ -109,7 +94,11 @@ static void print_unshown(const assay_power_test *found, int count)
 static void print_verdict(const char *path, const assay_power_test *found)
 {
     char line[ASSAY_POWER_LINE_SIZE], equivalent[40] = "";
-    const int same = count_equivalent(found), unshown = count_unshown(found);
+    int same = 0, unshown = 0;
+    for (int i = 0; i < found->mutants.count; i++) {
+        same += found->items[i].equivalent;
+        unshown += found->items[i].unshown;
+    }
     if (same > 0) snprintf(equivalent, sizeof equivalent, " %d equivalent,", same);
     assay_power_line(&found->power, line);
     if (is_vacuous(found)) {
@@ -126,43 +115,30 @@ static void print_verdict(const char *path, const assay_power_test *found)
     fflush(stdout);
 }
 
-static bool put_excess(cJSON *object, double excess)
-{
-    return isfinite(excess) ? cJSON_AddNumberToObject(object, "excess", excess) != NULL
-                            : cJSON_AddStringToObject(object, "excess", "inf") != NULL;
-}
-
 static bool put_mutant(cJSON *list, const assay_mutant_result *r)
 {
-    cJSON *item = assay_command_json_item(list);
-    return cJSON_AddStringToObject(item, "name", r->mutant->name) != NULL &&
-           cJSON_AddStringToObject(item, "models", r->mutant->models) != NULL &&
-           cJSON_AddStringToObject(item, "bugs", r->mutant->bugs) != NULL &&
-           cJSON_AddStringToObject(item, "changed", assay_mutant_way(r->mutant)) != NULL &&
-           cJSON_AddBoolToObject(item, "required", r->required) != NULL &&
-           cJSON_AddStringToObject(item, "outcome", outcome_name(r->outcome)) != NULL &&
-           (!r->equivalent || cJSON_AddBoolToObject(item, "equivalent", true) != NULL) &&
-           (!r->unshown || cJSON_AddBoolToObject(item, "without_effect_here", true) != NULL) &&
-           cJSON_AddStringToObject(item, "by_stage", outcome_name(r->by_stage)) != NULL &&
-           cJSON_AddNumberToObject(item, "tensors", r->changed) != NULL &&
-           cJSON_AddNumberToObject(item, "tensors_failed", r->found) != NULL &&
-           cJSON_AddBoolToObject(item, "fails", r->fails) != NULL && put_excess(item, r->excess) &&
-           cJSON_AddStringToObject(item, "where", r->where) != NULL;
+    cJSON *item = json_object(list, NULL);
+    return json_text(item, "name", r->mutant->name) && json_text(item, "models", r->mutant->models) &&
+           json_text(item, "bugs", r->mutant->bugs) && json_text(item, "changed", assay_mutant_way(r->mutant)) &&
+           json_bool(item, "required", r->required) && json_text(item, "outcome", outcome_name(r->outcome)) &&
+           (!r->equivalent || json_bool(item, "equivalent", true)) &&
+           (!r->unshown || json_bool(item, "without_effect_here", true)) &&
+           json_text(item, "by_stage", outcome_name(r->by_stage)) && json_number(item, "tensors", r->changed) &&
+           json_number(item, "tensors_failed", r->found) && json_bool(item, "fails", r->fails) &&
+           json_number(item, "excess", r->excess) && json_text(item, "where", r->where);
 }
 
 static bool put_fixture(cJSON *list, const char *path, const assay_case *c, const assay_power_test *found)
 {
-    cJSON *fixture = assay_command_json_item(list);
-    bool ok = cJSON_AddStringToObject(fixture, "golden", path) != NULL &&
-              cJSON_AddStringToObject(fixture, "case", c->name) != NULL &&
-              cJSON_AddStringToObject(fixture, "op", c->op) != NULL &&
-              cJSON_AddStringToObject(fixture, "profile", found->profile->precision.name) != NULL &&
-              cJSON_AddStringToObject(fixture, "verdict", is_vacuous(found) ? "VACUOUS" : "PASS") != NULL &&
-              cJSON_AddNumberToObject(fixture, "effective", found->power.effective) != NULL &&
-              cJSON_AddNumberToObject(fixture, "detected", found->power.detected) != NULL;
+    cJSON *fixture = json_object(list, NULL);
+    bool ok = json_text(fixture, "golden", path) && json_text(fixture, "case", c->name) &&
+              json_text(fixture, "op", c->op) && json_text(fixture, "profile", found->profile->precision.name) &&
+              json_text(fixture, "verdict", is_vacuous(found) ? "VACUOUS" : "PASS") &&
+              json_number(fixture, "effective", found->power.effective) &&
+              json_number(fixture, "detected", found->power.detected);
     if (ok && found->power.stated_by_stage)
-        ok = cJSON_AddNumberToObject(fixture, "detected_by_stage", found->power.detected_by_stage) != NULL;
-    cJSON *mutants = ok ? cJSON_AddArrayToObject(fixture, "mutants") : NULL;
+        ok = json_number(fixture, "detected_by_stage", found->power.detected_by_stage);
+    cJSON *mutants = ok ? json_list(fixture, "mutants") : NULL;
     ok = mutants != NULL;
     for (int i = 0; ok && i < found->mutants.count; i++) ok = put_mutant(mutants, &found->items[i]);
     return ok;
@@ -228,10 +204,7 @@ static assay_status work(assay_context *ctx, void *self, int i, FILE *result)
     cJSON *list = cJSON_CreateArray();
     TRY(certify(ctx, p->options, p->options->arguments[i], list, &vacuous));
     text = cJSON_PrintUnformatted(cJSON_GetArrayItem(list, 0));
-    if (text == NULL) {
-        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report");
-        goto cleanup;
-    }
+    if (text == NULL) TRY(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report"));
     fprintf(result, "%c%s", vacuous ? '!' : '.', text);
 cleanup:
     free(text);
@@ -259,13 +232,9 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
         return assay_fail(ctx, ASSAY_BAD_INPUT, "--write takes the mutants of one golden, found %d",
                           options->argument_count);
     }
-    cJSON *root = cJSON_CreateObject();
-    powers p = {.options = options, .fixtures = root == NULL ? NULL : cJSON_AddArrayToObject(root, "fixtures")};
-    if (p.fixtures == NULL || cJSON_AddStringToObject(root, "format", "assay-discrimination") == NULL ||
-        cJSON_AddNumberToObject(root, "format_version", 1) == NULL) {
-        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report");
-        goto cleanup;
-    }
+    cJSON *root = json_document("assay-discrimination");
+    powers p = {.options = options, .fixtures = json_list(root, "fixtures")};
+    if (p.fixtures == NULL) TRY(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report"));
     TRY(assay_each_case(
         ctx, &(assay_each){
                  .self = &p, .count = options->argument_count, .ranks = options->ranks, .work = work, .take = take}));

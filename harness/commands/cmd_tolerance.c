@@ -1,8 +1,8 @@
-#include <cjson/cJSON.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "compare/json.h"
 #include "harness/commands/given_golden.h"
 #include "harness/mutants/correct_run.h"
 #include "harness/power/power_test.h"
@@ -88,7 +88,7 @@ static void see_mutant(void *self, const assay_tensor_set *candidate, const assa
     t->missed_by_verdict += result->outcome == ASSAY_MUTANT_PASSES;
     if (!accepts(t, candidate)) return;
     t->missed++;
-    cJSON_AddItemToArray(t->missed_names, cJSON_CreateString(result->mutant->name));
+    json_text(t->missed_names, NULL, result->mutant->name);
 }
 
 static assay_status try_mutants(assay_context *ctx, tolerances *t)
@@ -154,20 +154,18 @@ static void print_snippet(const tolerances *t)
 
 static bool put_rule(cJSON *list, const tolerances *t, const ruled *r)
 {
-    cJSON *item = assay_command_json_item(list);
-    bool ok = cJSON_AddStringToObject(item, "path", r->golden->spec.path) != NULL &&
-              cJSON_AddBoolToObject(item, "integers", r->golden->values == NULL) != NULL &&
-              cJSON_AddNumberToObject(item, "rejected", r->rejected) != NULL &&
-              cJSON_AddNumberToObject(item, "atol", r->tolerance.atol) != NULL &&
-              cJSON_AddNumberToObject(item, "rtol", r->tolerance.rtol) != NULL;
+    cJSON *item = json_object(list, NULL);
+    bool ok = json_text(item, "path", r->golden->spec.path) && json_bool(item, "integers", r->golden->values == NULL) &&
+              json_number(item, "rejected", r->rejected) && json_number(item, "atol", r->tolerance.atol) &&
+              json_number(item, "rtol", r->tolerance.rtol);
     if (t->options->audit == NULL || r->golden->values == NULL) return ok;
-    cJSON *lets_through = ok ? cJSON_AddObjectToObject(item, "lets_through") : NULL;
+    cJSON *lets_through = ok ? json_object(item, "lets_through") : NULL;
     ok = lets_through != NULL;
     for (int i = 0; ok && i < ASSAY_AUDIT_STATEMENTS; i++) {
         const assay_audit_statement *s = &r->statements[i];
         if (!s->applies) continue;
-        ok = (s->number > 0 ? cJSON_AddNumberToObject(lets_through, s->name, s->number)
-                            : cJSON_AddBoolToObject(lets_through, s->name, s->passes)) != NULL;
+        ok =
+            s->number > 0 ? json_number(lets_through, s->name, s->number) : json_bool(lets_through, s->name, s->passes);
     }
     return ok;
 }
@@ -175,20 +173,15 @@ static bool put_rule(cJSON *list, const tolerances *t, const ruled *r)
 static bool put_case(cJSON *list, const tolerances *t)
 {
     const assay_given_golden *g = t->given;
-    cJSON *item = assay_command_json_item(list);
-    bool ok = cJSON_AddStringToObject(item, "case", g->golden.c->name) != NULL &&
-              cJSON_AddStringToObject(item, "op", g->golden.c->op) != NULL &&
-              cJSON_AddStringToObject(item, "profile", g->profile.precision.name) != NULL &&
-              cJSON_AddNumberToObject(item, "false_alarm", t->options->false_alarm) != NULL &&
-              cJSON_AddNumberToObject(item, "runs", (double)t->runs) != NULL &&
-              cJSON_AddNumberToObject(item, "accepted", (double)t->accepted) != NULL &&
-              cJSON_AddNumberToObject(item, "mutants", t->effective) != NULL &&
-              cJSON_AddNumberToObject(item, "missed", t->missed) != NULL &&
-              cJSON_AddNumberToObject(item, "missed_by_verdict", t->missed_by_verdict) != NULL &&
-              (t->options->audit == NULL || cJSON_AddStringToObject(item, "audit", t->options->audit) != NULL);
-    cJSON *names = ok ? cJSON_Duplicate(t->missed_names, true) : NULL;
-    ok = names != NULL && cJSON_AddItemToObject(item, "missed_names", names);
-    cJSON *tensors = ok ? cJSON_AddArrayToObject(item, "tensors") : NULL;
+    cJSON *item = json_object(list, NULL);
+    bool ok = json_text(item, "case", g->golden.c->name) && json_text(item, "op", g->golden.c->op) &&
+              json_text(item, "profile", g->profile.precision.name) &&
+              json_number(item, "false_alarm", t->options->false_alarm) && json_number(item, "runs", (double)t->runs) &&
+              json_number(item, "accepted", (double)t->accepted) && json_number(item, "mutants", t->effective) &&
+              json_number(item, "missed", t->missed) && json_number(item, "missed_by_verdict", t->missed_by_verdict) &&
+              (t->options->audit == NULL || json_text(item, "audit", t->options->audit));
+    ok = ok && json_put(item, "missed_names", cJSON_Duplicate(t->missed_names, true));
+    cJSON *tensors = ok ? json_list(item, "tensors") : NULL;
     ok = tensors != NULL;
     for (int i = 0; ok && i < t->count; i++) ok = put_rule(tensors, t, &t->tensors[i]);
     return ok;
@@ -243,11 +236,8 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
         return assay_fail(ctx, ASSAY_BAD_INPUT, "--snippet writes tolerances that are found, and --audit gives one");
     if (options->audit != NULL) MUST(assay_tolerance_parse(ctx, options->audit, &audited));
     MUST(assay_choose(ctx, options, ASSAY_CHOOSE_GOLDENS, &chosen));
-    cJSON *root = cJSON_CreateObject();
-    cJSON *list = root == NULL ? NULL : cJSON_AddArrayToObject(root, "fixtures");
-    if (list == NULL || cJSON_AddStringToObject(root, "format", "assay-tolerances") == NULL ||
-        cJSON_AddNumberToObject(root, "format_version", 1) == NULL)
-        TRY(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report"));
+    cJSON *root = json_document("assay-tolerances"), *list = json_list(root, "fixtures");
+    if (list == NULL) TRY(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report"));
     for (int i = 0; i < chosen.count; i++) {
         tolerances t = {.options = options, .runs = options->runs > 0 ? options->runs : RUNS};
         TRY(work(ctx, &t, options->audit != NULL ? &audited : NULL, &chosen.cases[i], chosen.goldens[i], list, &unfit));

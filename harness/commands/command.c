@@ -134,14 +134,6 @@ assay_status assay_command_open_candidate(assay_context *ctx, const char *path, 
     return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: kind is golden, expected candidate: no backend's results", path);
 }
 
-cJSON *assay_command_json_item(cJSON *list)
-{
-    cJSON *item = cJSON_CreateObject();
-    if (item != NULL && cJSON_AddItemToArray(list, item)) return item;
-    cJSON_Delete(item);
-    return NULL;
-}
-
 assay_status assay_command_write_json(assay_context *ctx, const char *path, const struct cJSON *root)
 {
     OWNED char *text = cJSON_Print(root);

@@ -54,8 +54,6 @@ void assay_command_reproduce(const assay_options *options, const char *command, 
 /* --json, --junit and --html: refuses, before anything runs, a file that cannot be made. */
 assay_status assay_command_check_reports(assay_context *ctx, const assay_options *options);
 struct cJSON;
-/* An object at the end of a list; NULL, which takes nothing, where memory is short. */
-struct cJSON *assay_command_json_item(struct cJSON *list);
 assay_status assay_command_write_json(assay_context *ctx, const char *path, const struct cJSON *root);
 assay_status assay_command_write_reports(assay_context *ctx, const assay_options *options, int count,
                                          const assay_report *reports);

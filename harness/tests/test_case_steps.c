@@ -116,12 +116,7 @@ TEST_WITH_CONTEXT(out_of_memory_leaves_nothing_behind)
     assay_steps *steps;
     size_t size = 0;
     int64_t n = 0;
-    for (;; n++) {
-        assay_fail_allocation(n);
-        const assay_status status = assay_case_steps(&ctx, c, false, &steps);
-        if (had_memory(&ctx, status)) break;
-        assert_null(steps);
-    }
+    while (lacks_memory(&n, &ctx, assay_case_steps(&ctx, c, false, &steps))) assert_null(steps);
     assert_true(n > 3);
     for (n = 0;; n++) {
         char *text = NULL;

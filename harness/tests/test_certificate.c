@@ -377,12 +377,8 @@ TEST_IN_FOLDER(out_of_memory_leaves_nothing_behind)
                      " num_experts: 2, num_experts_per_tok: 1}\ngradients: [inputs/x]\nprofiles: none\n");
     p.ctx.threads = 1;
     assert_ok(&p.ctx, assay_plan_certify(&p.ctx, &p.plan, 1));
-    for (;; n++) {
-        assay_fail_allocation(n);
-        assay_status status = assay_golden_write(&p.ctx, &p.plan, folder->file, NULL, true);
-        if (had_memory(&p.ctx, status)) break;
+    while (lacks_memory(&n, &p.ctx, assay_golden_write(&p.ctx, &p.plan, folder->file, NULL, true)))
         assert_int_equal(folder_count(folder->path, false), 0);
-    }
     assert_true(n > 100);
     trial_close(&p);
 }

@@ -92,13 +92,15 @@ double test_normal(uint64_t *seed);
 bool test_next_context(int *form, assay_context *ctx);
 
 /* The allocation number `n` (0: the next one) of this program's own code fails, once. -1: none fails.
- * Typical loop:  for (n = 0;; n++) { assay_fail_allocation(n); s = f(&ctx); if (had_memory(&ctx, s)) break; } */
+ * Each in its turn, and what holds then:  int64_t n = 0; while (lacks_memory(&n, &ctx, f(&ctx))) assert_null(result); */
 void assay_fail_allocation(int64_t n);
 int64_t assay_allocations_left(void); /* before that one */
 bool assay_allocation_failed(void);   /* whether the failure asked for last has happened */
 /* Whether it has not, and none will: `status` must be ASSAY_OK then, else ASSAY_NO_MEMORY, of which a message tells. */
 #define had_memory(ctx, status) assay_had_memory((int)(status), (ctx)->message, __FILE__, __LINE__)
 bool assay_had_memory(int status, const char *message, const char *file, int line);
+/* Whether the call lacks memory where allocation *n fails, which is the one after it then. */
+#define lacks_memory(n, ctx, call) (assay_fail_allocation(*(n)), had_memory(ctx, call) ? false : ((*(n))++, true))
 
 /* How many allocations of this program's own code are not freed: the same before and after what keeps nothing. */
 int64_t assay_live_allocations(void);

@@ -159,11 +159,8 @@ void assert_by_hand(quad_form *form, const void *config, const char *given, cons
     case_given(&c, given);
     assert_ok(&c.ctx, differentiated ? case_differentiate(&c, form, config) : case_evaluate(&c, form, config));
     assert_results(&c, expected);
-    for (int64_t n = 0;; n++) {
-        assay_fail_allocation(n);
-        const assay_status status =
-            differentiated ? case_differentiate(&c, form, config) : case_evaluate(&c, form, config);
-        if (had_memory(&c.ctx, status)) break;
-    }
+    for (int64_t n = 0; lacks_memory(
+             &n, &c.ctx, differentiated ? case_differentiate(&c, form, config) : case_evaluate(&c, form, config));)
+        continue;
     case_end(&c);
 }
