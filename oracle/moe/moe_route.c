@@ -6,7 +6,6 @@
 #include "oracle/base/memory.h"
 #include "oracle/moe/balance.h"
 #include "oracle/moe/moe_block.h"
-#include "oracle/moe/shard_rows.h"
 #include "oracle/ops/activation.h"
 #include "oracle/ops/vector_sums.h"
 
@@ -141,7 +140,7 @@ static assay_status sort_copies(assay_context *ctx, moe_block *block)
         const int64_t index = assay_mesh_index(&block->mesh, site % s->shards, ASSAY_AXIS_EXPERT);
         const int64_t first = block->sharding->ring_of_experts ? index * s->local_experts : 0;
         for (int64_t i = 0; i < s->copies; i++) ids[i] = moe_group_of_copy(block, site * s->copies + i);
-        assay_roll_experts(ids, ids, s->copies, first, groups);
+        assay_roll_experts(ids, s->copies, first, groups);
         MUST(assay_permute_order(ctx, block->order + site * s->copies, block->group_sizes + site * groups, ids,
                                  &block->permute));
     }

@@ -51,6 +51,12 @@ assay_status assay_permute_order(assay_context *ctx, int32_t *order, int32_t *gr
     return ASSAY_OK;
 }
 
+void assay_roll_experts(int32_t *ids, int64_t count, int64_t first, int64_t experts)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (ids[i] != ASSAY_NO_EXPERT) ids[i] = (int32_t)((ids[i] - first + experts) % experts);
+}
+
 /* place[copy]: where the order has it first, -1 where it has not. */
 static assay_status place_copies(assay_context *ctx, const char *path, const int32_t *order, int64_t copies,
                                  int64_t experts_per_token, int32_t *place)

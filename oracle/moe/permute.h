@@ -23,6 +23,9 @@ typedef struct assay_permute_dims {
 assay_status assay_permute_order(assay_context *ctx, int32_t *order, int32_t *group_sizes,
                                  const int32_t *selected_experts, const assay_permute_dims *dims);
 
+/* The ring's numbering, by which a shard's own experts come first: (id - first) mod experts. */
+void assay_roll_experts(int32_t *ids, int64_t count, int64_t first, int64_t experts);
+
 /* Whether an order [T*K] keeps the copies of each expert together, in whatever order within one. Refused, with the place and
  * `path`: a position that is none, one that is there twice, one among another expert's. expert_of: selected_experts. */
 assay_status assay_permute_check_order(assay_context *ctx, const char *path, const int32_t *order,
