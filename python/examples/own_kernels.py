@@ -293,6 +293,56 @@ def moe_align(g, size=4, padded=True):
     return {"sorted_ids": sorted_ids, "expert_ids": expert_ids, "padded": blocks.sum() * size, "y": rows[sorted_ids]}
 
 
+def mtp(g, shifted=True):
+    """Two more tokens ahead: each depth joins the embedding of its own next token to the hidden state before it, in this order."""
+    names = ("table", "final", *(name + i for i in "12" for name in ("e_norm", "h_norm", "proj", "norm", "gate", "up", "down")))
+    h, t1, t2, t3, table, final, *depths = wide(g, "h", "t1", "t2", "t3", *names)
+
+    def loss(h, labels):
+        logits = rms_norm(h, final) @ table.T
+        return F.cross_entropy(logits, labels, ignore_index=-100, reduction="sum"), (labels != -100).sum()
+
+    def depth(h, ids, e_norm, h_norm, proj, norm, gate, up, down):
+        token = rms_norm(table[ids.clamp(min=0)] * (ids >= 0)[:, None], e_norm)  # behind a document there is none
+        joined = torch.cat([token, rms_norm(h, h_norm)], -1)
+        r = joined @ proj
+        n = rms_norm(r, norm)
+        return joined, r + F.silu(n @ gate) * (n @ up) @ down
+
+    j1, h1 = depth(h, t1, *depths[:7])
+    j2, h2 = depth(h1, t2 if shifted else t1, *depths[7:])
+    (s0, n0), (s1, n1), (s2, n2) = loss(h, t1), loss(h1, t2), loss(h2, t3)
+    steps = {"checkpoints/j1": j1, "checkpoints/h1": h1, "checkpoints/j2": j2, "checkpoints/h2": h2}
+    return {**steps, "main": s0 / n0, "by_depth": 0.3 / 2 * (s1 / n1 + s2 / n2), "by_token": 0.1 * (s1 + s2) / (n1 + n2 + 1e-8)}
+
+
+def turned_pairs(x, positions, theta, back=False):
+    """The last four numbers of a head, neighbours against each other."""
+    angle = positions.double()[:, None] * theta ** (-torch.arange(2, dtype=torch.float64) / 2)
+    angle = angle.reshape(len(positions), *[1] * (x.dim() - 2), 2)
+    c, s = angle.cos().float(), (-1 if back else 1) * angle.sin().float()
+    a, b = x[..., -4::2], x[..., -3::2]
+    return torch.cat([x[..., :-4], torch.stack([a * c - b * s, a * s + b * c], -1).flatten(-2)], -1)
+
+
+def compressed_attention(g, early=False):
+    """DeepSeek-V4's: a window of three tokens, and of what lies before one entry for every four."""
+    names = ("x", "q", "own", "at", "of", "first", "wkv", "wgate", "bias", "norm", "sinks", "wo")
+    x, q, own, at, of, first, wkv, wgate, bias, norm, sinks, wo = wide(g, *names)
+    kv, z = ((x @ w)[:16].unflatten(0, (4, 4)) for w in (wkv, wgate))
+    n = rms_norm((torch.softmax(z + bias, 1) * kv).sum(1), norm)
+    c = turned_pairs(n, first, 160000.0)
+    near = (of <= at[:, None]) & (of > at[:, None] - 3)
+    past = at[:, None] >= first + (0 if early else 3)  # an entry is there when its last token is
+    keys, seen = torch.cat([own, c]), torch.cat([near, past], 1)
+    scores = torch.einsum("tnc,yc->tny", q, keys) / q.shape[-1] ** 0.5
+    with_sink = torch.cat([scores.masked_fill(~seen[:, None], -1e30), sinks.expand(*q.shape[:2])[..., None]], -1)
+    o = torch.einsum("tny,yc->tnc", torch.softmax(with_sink, -1)[..., :-1], keys)
+    r = turned_pairs(o, at, 160000.0, back=True)
+    y = torch.einsum("tge,geo->tgo", r.reshape(len(x), 2, 24), wo)
+    return {"checkpoints/n": n, "checkpoints/c": c, "checkpoints/past": past.float(), "checkpoints/o": o, "checkpoints/r": r, "y": y}
+
+
 def transformer_layer(g, window=6):
     x, positions, segments, pre, post, wq, wk, wv, wo, gate, up, down = wide(
         g, "x", "positions", "segment_ids", "pre", "post", "wq", "wk", "wv", "wo", "gate", "up", "down")
@@ -336,6 +386,8 @@ KERNELS = {
     "sparse-attention": (sparse_attention, {"interleaved": True}, "the indexer's neighbours are turned against each other", "checkpoints/query"),
     "lora-by-token": (lora_by_token, {"stale": True}, "a token without an adapter has the first one's", "outputs/y"),
     "moe-align": (moe_align, {"padded": False}, "experts begin where the one before ends, and not at a block", "outputs/sorted_ids"),
+    "mtp": (mtp, {"shifted": False}, "the second depth is given the first one's token", "checkpoints/j2"),
+    "compressed-attention": (compressed_attention, {"early": True}, "an entry is seen from its first token on", "checkpoints/past"),
     "transformer-layer": (transformer_layer, {"window": 99}, "the window is left out", "checkpoints/o"),
 }
 

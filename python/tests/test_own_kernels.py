@@ -5,6 +5,10 @@ import pytest
 pytest.importorskip("torch")
 from own_kernels import KERNELS, run
 
+# the mutant that explains a wrong form, where one does
+BUGS = {"cross-entropy": "loss.logsumexp:above_power_of_two_not_read", "lora": "y.mul:left_out", "mhc": "y.product:transposed_c20_JK", "adamw": "change.div2:first_alone",
+        "top-k-softmax": "weights:of_all", "mtp": "j2.gather:second_reads_t1", "compressed-attention": "past.add:first_alone", "transformer-layer": "o:window_ignored"}  # fmt: skip
+
 
 @pytest.mark.parametrize("precision", ["bf16", "f32"])
 @pytest.mark.parametrize("name", KERNELS)
@@ -22,3 +26,4 @@ def test_wrong_form_is_named_by_its_step(name):
     with pytest.raises(assay.Mismatch) as wrong:
         case.check(run(name, case, **how))
     assert wrong.value.report.first_wrong == step
+    assert name not in BUGS or "step:" + BUGS[name] in wrong.value.report.bugs
