@@ -298,20 +298,15 @@ static assay_status take(assay_context *ctx, const assay_backend_call *call, con
 
 assay_status assay_backend_execute(assay_context *ctx, const assay_backend_call *call, assay_backend_end *end)
 {
-    assay_status status;
-    one_run first = {0}, second = {0};
+    OWNED_BY(end_run) one_run first = {0}, second = {0};
     const bool earlier = call->first != NULL && call->first->ran;
     *end = earlier ? call->first->end : (assay_backend_end){.repeats = true};
     if (earlier && end->outcome != ASSAY_OUTCOME_DONE) return ASSAY_OK;
     /* what an earlier run left must not be taken for this one's, nor be read by it */
-    if (call->golden != NULL) TRY(assay_backend_clear_place(ctx, call->golden));
-    TRY(assay_backend_clear_place(ctx, call->candidate));
-    if (call->log != NULL) TRY(assay_backend_clear_place(ctx, call->log));
-    if (!earlier) TRY(run_once(ctx, call, 1, &first, end));
-    if (end->outcome == ASSAY_OUTCOME_DONE) TRY(run_again(ctx, call, &first, &second, end));
-    TRY(take(ctx, call, second.folder[0] != '\0' ? &second : &first, end));
-cleanup:
-    end_run(&first);
-    end_run(&second);
-    return status;
+    if (call->golden != NULL) MUST(assay_backend_clear_place(ctx, call->golden));
+    MUST(assay_backend_clear_place(ctx, call->candidate));
+    if (call->log != NULL) MUST(assay_backend_clear_place(ctx, call->log));
+    if (!earlier) MUST(run_once(ctx, call, 1, &first, end));
+    if (end->outcome == ASSAY_OUTCOME_DONE) MUST(run_again(ctx, call, &first, &second, end));
+    return take(ctx, call, second.folder[0] != '\0' ? &second : &first, end);
 }

@@ -127,31 +127,25 @@ static assay_status print_case(assay_context *ctx, const assay_options *options,
 
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
 {
-    assay_status status;
-    assay_chosen chosen = {0};
-    assay_plan plan = {0};
-    assay_fixture_reader *golden = NULL;
+    OWNED_BY(assay_chosen_free) assay_chosen chosen = {0};
+    OWNED_BY(assay_plan_free) assay_plan plan = {0};
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *golden = NULL;
     *exit_code = ASSAY_EXIT_PASS;
-    TRY(assay_choose(ctx, options, ASSAY_CHOOSE_GOLDENS, &chosen));
+    MUST(assay_choose(ctx, options, ASSAY_CHOOSE_GOLDENS, &chosen));
     if (options->svg_file != NULL && chosen.count > 1) {
-        status = assay_fail(ctx, ASSAY_BAD_INPUT, "--svg is a picture of one case, found %d", chosen.count);
-        goto cleanup;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--svg is a picture of one case, found %d", chosen.count);
     }
     for (int i = 0; i < chosen.count; i++) {
-        if (chosen.goldens[i] != NULL) TRY(assay_fixture_open(ctx, chosen.goldens[i], &golden));
-        TRY(assay_plan_describe(ctx, &plan, &chosen.cases[i], golden, NULL));
-        TRY(assay_show_steps(ctx, options, &plan));
-        if (!options->graph) TRY(print_case(ctx, options, &plan, chosen.goldens[i], golden));
+        if (chosen.goldens[i] != NULL) MUST(assay_fixture_open(ctx, chosen.goldens[i], &golden));
+        MUST(assay_plan_describe(ctx, &plan, &chosen.cases[i], golden, NULL));
+        MUST(assay_show_steps(ctx, options, &plan));
+        if (!options->graph) MUST(print_case(ctx, options, &plan, chosen.goldens[i], golden));
         if (i + 1 < chosen.count) printf("\n");
         assay_plan_free(&plan);
         assay_fixture_close(golden);
         golden = NULL;
     }
-cleanup:
-    assay_plan_free(&plan);
-    assay_fixture_close(golden);
-    assay_chosen_free(&chosen);
-    return status;
+    return ASSAY_OK;
 }
 
 const assay_command assay_command_show = {

@@ -97,19 +97,13 @@ static assay_status candidate_reader(assay_context *ctx, const assay_candidate_r
 assay_status assay_expected_compare(assay_context *ctx, const assay_trial *t, const assay_tensor_set *expected,
                                     const assay_candidate_results *of_candidate, assay_report *report)
 {
-    assay_status status;
-    assay_fixture_reader *golden = NULL, *candidate = NULL;
-    assay_written_codes codes = {0};
-    TRY(assay_trial_reader(ctx, expected, "golden", NULL, &golden));
-    TRY(candidate_reader(ctx, of_candidate, expected, &candidate));
-    TRY(assay_written_codes_adopt(ctx, t->plan, t->profile, t->false_alarm, false, golden, candidate, &codes));
-    TRY(assay_compare_undiagnosed(ctx, golden, candidate, t->profile, t->false_alarm, assay_plan_order(t->plan),
-                                  report));
-cleanup:
-    assay_written_codes_free(&codes);
-    assay_fixture_close(golden);
-    assay_fixture_close(candidate);
-    return status;
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *golden = NULL, *candidate = NULL;
+    OWNED_BY(assay_written_codes_free) assay_written_codes codes = {0};
+    MUST(assay_trial_reader(ctx, expected, "golden", NULL, &golden));
+    MUST(candidate_reader(ctx, of_candidate, expected, &candidate));
+    MUST(assay_written_codes_adopt(ctx, t->plan, t->profile, t->false_alarm, false, golden, candidate, &codes));
+    return assay_compare_undiagnosed(ctx, golden, candidate, t->profile, t->false_alarm, assay_plan_order(t->plan),
+                                     report);
 }
 
 const assay_tensor_result *assay_result_of(const assay_report *report, const char *path)

@@ -159,19 +159,14 @@ static assay_sink sink_of(assay_sketching *s)
 assay_status assay_operation_run(assay_context *ctx, const assay_operation *operation, const assay_case *c,
                                  const assay_source *in, const assay_sink *out)
 {
-    assay_status status;
-    assay_tensor_list list = {0};
+    OWNED_BY(assay_tensor_list_free) assay_tensor_list list = {0};
     const assay_operation *same = NULL;
-    assay_sketching sketching = {0};
+    OWNED_BY(close_sketching) assay_sketching sketching = {0};
     if (c->sketch_above == 0 && c->quant_format_count == 0) return assay_operation_evaluate(ctx, operation, c, in, out);
-    TRY(assay_operation_prepare(ctx, c, &same, &list));
+    MUST(assay_operation_prepare(ctx, c, &same, &list));
     assay_dequantised numbers = {in, &list};
     const assay_source dense = assay_dequantised_source(&numbers);
-    TRY(open_sketching(ctx, &sketching, c, &list, out));
+    MUST(open_sketching(ctx, &sketching, c, &list, out));
     const assay_sink sink = sink_of(&sketching);
-    status = assay_operation_evaluate(ctx, operation, c, c->quant_format_count > 0 ? &dense : in, &sink);
-cleanup:
-    close_sketching(&sketching);
-    assay_tensor_list_free(&list);
-    return status;
+    return assay_operation_evaluate(ctx, operation, c, c->quant_format_count > 0 ? &dense : in, &sink);
 }

@@ -193,31 +193,26 @@ cleanup:
 static assay_status try_mutant(assay_context *ctx, const assay_trial *t, const assay_trial *made,
                                const assay_mutant *mutant, assay_mutant_result *result)
 {
-    assay_status status = ASSAY_OK;
-    assay_tensor_set candidate = {0}, sketched = {0};
-    assay_report report = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set candidate = {0}, sketched = {0};
+    OWNED_BY(assay_report_free) assay_report report = {0};
     bool applies = assay_mutant_is_for(mutant, made->plan);
     *result = (assay_mutant_result){.mutant = mutant, .required = assay_mutant_is_required(mutant, made->plan)};
     if (!applies) return ASSAY_OK;
-    TRY(assay_mutant_make(ctx, made, mutant, &candidate, &applies));
+    MUST(assay_mutant_make(ctx, made, mutant, &candidate, &applies));
     if (applies && assay_mutant_is_of_step(mutant)) {
         result->equivalent = assay_power_is_same(made->golden, &candidate);
         applies = !result->equivalent;
     }
-    if (!applies) goto cleanup;
+    if (!applies) return ASSAY_OK;
     assay_candidate_round(&candidate, t->profile);
-    if (made != t) TRY(assay_full_golden_results(ctx, t, &candidate, &sketched));
-    TRY(judge(ctx, t, made != t ? &sketched : &candidate, &report));
+    if (made != t) MUST(assay_full_golden_results(ctx, t, &candidate, &sketched));
+    MUST(judge(ctx, t, made != t ? &sketched : &candidate, &report));
     conclude(made, &report, &candidate, result);
     const assay_mutant_watch *watch = t->plan->watch;
     if (watch != NULL && result->outcome != ASSAY_MUTANT_NO_EFFECT) watch->see(watch->self, &candidate, result);
     if (t->folder != NULL && result->outcome != ASSAY_MUTANT_NO_EFFECT)
-        TRY(write_candidate(ctx, t, mutant, &candidate));
-cleanup:
-    assay_report_free(&report);
-    assay_tensor_set_free(&candidate);
-    assay_tensor_set_free(&sketched);
-    return status;
+        MUST(write_candidate(ctx, t, mutant, &candidate));
+    return ASSAY_OK;
 }
 
 /* A golden whose own results do not pass would call every mutant detected. */

@@ -282,49 +282,39 @@ typedef struct assay_draw_grid {
     assay_draw_u32 beyond, nan; /* codes of what is larger, and of NaN */
 } assay_draw_grid;
 
+ASSAY_DRAW_FUNCTION assay_draw_grid assay_draw_grid_from(int bits, int unused, int fraction, int least, double largest,
+                                                         assay_draw_u32 beyond, assay_draw_u32 nan)
+{
+    assay_draw_grid g;
+    g.bits = bits;
+    g.unused = unused;
+    g.fraction = fraction;
+    g.least = least;
+    g.largest = largest;
+    g.beyond = beyond;
+    g.nan = nan;
+    return g;
+}
+
 /* Not of float64. */
 ASSAY_DRAW_FUNCTION assay_draw_grid assay_draw_grid_of(assay_draw_type type)
 {
-    assay_draw_grid g = {32, 0, 23, -126, 3.4028234663852886e38, 0x7F800000u, 0x7FC00000u};
-    if (type == ASSAY_DRAW_TFLOAT32) {
-        g.unused = 13;
-        g.fraction = 10;
-        g.largest = 3.4011621342146535e38;
-    } else if (type == ASSAY_DRAW_BFLOAT16) {
-        g.bits = 16;
-        g.fraction = 7;
-        g.largest = 3.3895313892515355e38;
-        g.beyond = 0x7F80u;
-        g.nan = 0x7FC0u;
-    } else if (type == ASSAY_DRAW_FLOAT16) {
-        g.bits = 16;
-        g.fraction = 10;
-        g.least = -14;
-        g.largest = 65504;
-        g.beyond = 0x7C00u;
-        g.nan = 0x7E00u;
-    } else if (type == ASSAY_DRAW_FLOAT8_E4M3FN) {
-        g.bits = 8;
-        g.fraction = 3;
-        g.least = -6;
-        g.largest = 448;
-        g.beyond = g.nan = 0x7Fu;
-    } else if (type == ASSAY_DRAW_FLOAT8_E5M2) {
-        g.bits = 8;
-        g.fraction = 2;
-        g.least = -14;
-        g.largest = 57344;
-        g.beyond = 0x7Cu;
-        g.nan = 0x7Eu;
-    } else if (type == ASSAY_DRAW_FLOAT4_E2M1FN) {
-        g.bits = 4;
-        g.fraction = 1;
-        g.least = 0;
-        g.largest = 6;
-        g.beyond = 7u;
-        g.nan = 8u;
+    switch (type) {
+    case ASSAY_DRAW_TFLOAT32:
+        return assay_draw_grid_from(32, 13, 10, -126, 3.4011621342146535e38, 0x7F800000u, 0x7FC00000u);
+    case ASSAY_DRAW_BFLOAT16:
+        return assay_draw_grid_from(16, 0, 7, -126, 3.3895313892515355e38, 0x7F80u, 0x7FC0u);
+    case ASSAY_DRAW_FLOAT16:
+        return assay_draw_grid_from(16, 0, 10, -14, 65504, 0x7C00u, 0x7E00u);
+    case ASSAY_DRAW_FLOAT8_E4M3FN:
+        return assay_draw_grid_from(8, 0, 3, -6, 448, 0x7Fu, 0x7Fu);
+    case ASSAY_DRAW_FLOAT8_E5M2:
+        return assay_draw_grid_from(8, 0, 2, -14, 57344, 0x7Cu, 0x7Eu);
+    case ASSAY_DRAW_FLOAT4_E2M1FN:
+        return assay_draw_grid_from(4, 0, 1, 0, 6, 7u, 8u);
+    default:
+        return assay_draw_grid_from(32, 0, 23, -126, 3.4028234663852886e38, 0x7F800000u, 0x7FC00000u);
     }
-    return g;
 }
 
 ASSAY_DRAW_FUNCTION double assay_draw_power(int exponent)
