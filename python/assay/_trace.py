@@ -270,14 +270,15 @@ class Tracer:
         made.number = float(x)
         return made
 
-    def constant(self, array: "np.ndarray[Any, Any]", what: str = "", anew: bool = False) -> Value:
-        """A number, or whole numbers that the case file has as an input; what: it is, where that is known; anew: with axes of its own."""
+    def constant(self, array: "np.ndarray[Any, Any]", what: str = "", anew: bool = False, row: bool = False) -> Value:
+        """A number, or whole numbers that the case file has as an input; what: it is, where that is known; anew: with axes of its own; row: an input,
+        however few numbers it has."""
         if array.size and (array == array.flat[0]).all():
             return self.number(float(array.flat[0])).seen([()] * array.ndim)
         whole = array.dtype.kind in "biu" or (not what and np.isfinite(array).all() and (array == np.rint(array)).all() and np.abs(array).max() < 2**31)
         if not whole and (what or array.size > (MOST if array.size == max(array.shape) else FEW) or not np.isfinite(array).all()):
             raise lib.BadInput(what or f"a tensor {list(array.shape)} that is none of the function's arguments: give it as one")
-        if not whole and array.size <= FEW:
+        if not whole and array.size <= FEW and not row:
             parts = [self.ordered(self.number(float(x)), [self.fresh(1)]) for x in array.flat]
             return self.reshape(self.concatenate(parts, 0), array.shape)
         if whole and array.dtype.kind == "f":
@@ -303,7 +304,8 @@ class Tracer:
             if not anew and list(values.shape) == shape and (values == array.reshape(shape)).all():
                 axes = iter(before.axes)
                 return before.seen([(next(axes),) if n > 1 else () for n in array.shape])
-        name = next(n for n in (f"constant{i or ''}" for i in itertools.count()) if all(path != "inputs/" + n for path, _, _ in self.inputs))
+        stem = "frequencies" if row else "constant"
+        name = next(n for n in (f"{stem}{i or ''}" for i in itertools.count()) if all(path != "inputs/" + n for path, _, _ in self.inputs))
         number = len(self.constants)
         self.called.append(name)
         truth = array.min() >= 0 and array.max() <= 1

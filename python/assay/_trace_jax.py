@@ -127,7 +127,7 @@ class Walk:
 
     def operand(self, v: Known, shape: tuple[int, ...]) -> Operand:
         turn = self.turns[id(v)][1] if id(v) in self.turns else None
-        return Operand(turn, v if isinstance(v, Value) else None, v if isinstance(v, np.ndarray) else None, shape)
+        return Operand(turn, v if isinstance(v, Value) else None, shortest(v) if isinstance(v, np.ndarray) else None, shape)
 
     def turned(self, eqn: Any, given: Sequence[Known]) -> list[Turn | None]:
         """What the results are of a rotation."""

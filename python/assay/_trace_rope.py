@@ -24,6 +24,7 @@ class Turn(NamedTuple):
     x: Value | None
     positions: Value | None
     parts: tuple[Any, ...]
+    factor: float = 1.0  #: of trig and what is made of it: attention's scaling
 
 
 class Operand(NamedTuple):
@@ -67,7 +68,7 @@ class Turns:
         if kind == "move":
             turns = [self.begin(o) for o in operands]
             first = turns[0]
-            if first is None or any(t is None or t.what != first.what or t.x is not first.x or t.positions is not first.positions for t in turns):
+            if first is None or any(t is None or (t.what, t.factor) != (first.what, first.factor) or t.x is not first.x or t.positions is not first.positions for t in turns):
                 return nothing
             parts = [apply([t.parts[i] for t in turns if t is not None]) for i in range(len(first.parts))]
             return [first._replace(parts=tuple(part[k] for part in parts)) for k in range(outputs)]
@@ -77,7 +78,7 @@ class Turns:
         elif kind in ("cos", "sin"):
             made = self.trig(kind == "sin", operands[0])
         elif kind in ("mul", "div", "product") and len(operands) == 2:
-            made = self.angle(kind, operands, apply) or (self.term(*operands) if kind == "mul" else self.unit(*operands) if kind == "div" else None)
+            made = self.angle(kind, operands, apply) or self.scaled(kind, *operands) or (self.term(*operands) if kind == "mul" else None)
         elif kind in ("add", "sub") and len(operands) == 2:
             made = self.sum(operands[0].turn, operands[1].turn, kind == "sub")
         return [made] * outputs
@@ -123,24 +124,27 @@ class Turns:
         places = np.asarray(p.parts[0]).reshape(index.shape + (1,) * (len(table.shape) - 1))
         return Turn("trig", None, p.positions, tuple(np.broadcast_to(part, shape) for part in (kind[1], angle[1], places)))
 
-    def unit(self, o: Operand, by: Operand) -> Turn | None:
-        return o.turn if by.array is not None and (by.array == 1).all() and o.turn is not None and o.turn.what == "trig" else None
+    def scaled(self, kind: str, a: Operand, b: Operand) -> Turn | None:
+        """Cosines times a number, as YaRN scales them."""
+        for o, by in ((a, b), (b, a)) if kind == "mul" else ((a, b),) if kind == "div" else ():
+            if o.turn is not None and o.turn.what == "trig" and by.array is not None and by.array.size and (by.array == by.array.flat[0]).all() and np.broadcast_shapes(o.shape, by.shape) == o.shape:
+                number = float(by.array.flat[0])
+                return o.turn._replace(factor=o.turn.factor * number if kind == "mul" else o.turn.factor / number) if number != 0 else None
+        return None
 
     def term(self, a: Operand, b: Operand) -> Turn | None:
         for o, by in ((a, b), (b, a)):
             if o.turn is None or o.turn.what != "trig":
                 continue
-            if by.array is not None and (by.array == 1).all():  # attention's scaling
-                return o.turn
             x = self.begin(by)
             if x is None or x.what != "x":
                 return None
             shape = np.broadcast_shapes(o.shape, by.shape)
-            return Turn("term", x.x, o.turn.positions, tuple(np.broadcast_to(part, shape) for part in (*x.parts, *o.turn.parts)))
+            return Turn("term", x.x, o.turn.positions, tuple(np.broadcast_to(part, shape) for part in (*x.parts, *o.turn.parts)), o.turn.factor)
         return None
 
     def sum(self, a: Turn | None, b: Turn | None, negated: bool) -> Turn | None:
-        if a is None or b is None or a.what != "term" or b.what != "term" or a.x is not b.x or a.positions is not b.positions:
+        if a is None or b is None or a.what != "term" or b.what != "term" or a.x is not b.x or a.positions is not b.positions or a.factor != b.factor:
             return None
         second = self.negative(b) if negated else b
         assert second is not None
@@ -203,8 +207,12 @@ class Turns:
             wanted = np.arange(int(np.prod(sizes, dtype=int))).reshape([at.shape[i] if i in varies else 1 for i in range(at.ndim)])
             if (at != wanted).any() or [a.size for a in positions.axes if a.size > 1] != [n for n in sizes if n > 1]:
                 return None
-        theta = theta_of(row, interleave)
-        made = None if theta is None else self.put(*whole, positions, varies, theta, interleave or apart)
+        theta, own = theta_of(row, interleave), half_of(row, interleave)
+        if theta is None and (turn.positions is None or own is None or len(own) < 2 or (own == own[0]).all() or (own == np.rint(own)).all()):
+            return None  # angles that are known are rounded, and so are frequencies that follow from them
+        made = self.put(*whole, positions, varies, theta, own, interleave or apart)
+        if made is not None and turn.factor != 1:
+            made = self.t.together("mul", [made, self.t.number(turn.factor)])
         if made is None or not apart:
             return made
         made = self.t.reshape(made, [*whole[1][:-1], half, 2])
@@ -222,7 +230,7 @@ class Turns:
                 return self.t.slice(v, last, first, first + places.shape[last]), places.shape
         return None
 
-    def put(self, x: Value, shape: Sequence[int], positions: Value, varies: Sequence[int], theta: float, interleave: bool) -> Value | None:
+    def put(self, x: Value, shape: Sequence[int], positions: Value, varies: Sequence[int], theta: float | None, frequencies: Any, interleave: bool) -> Value | None:
         """The axes of positions first, then at most one other, then the last."""
         t, last = self.t, len(shape) - 1
         x = t.merged(t.ordered(x, [d or (() if n == 1 else t.fresh(n)) for d, n in zip(x.dims, shape)]), range(len(shape)))
@@ -242,8 +250,9 @@ class Turns:
         turned = t.merged(turned, range(len(turned.dims)))
         for i, axis in enumerate(positions.axes):
             turned = t.fit(turned, i, (axis,))
-        parameters: dict[str, Any] = {"theta": theta, **({"interleave": True} if interleave else {})}
-        made = t.call("rope", [turned, positions.seen([(a,) for a in positions.axes])], turned.dims, None, **parameters)
+        parameters: dict[str, Any] = {**({"theta": theta} if theta is not None else {}), **({"interleave": True} if interleave else {})}
+        row = [] if theta is not None else [t.constant(frequencies, row=True)]
+        made = t.call("rope", [turned, positions.seen([(a,) for a in positions.axes]), *row], turned.dims, None, **parameters)
         made = t.renamed(made, whole.dims)
         back: list[Any] = [()] * len(shape)
         for i, d in zip((*order, *between, last), made.dims):
@@ -265,11 +274,17 @@ def pairs_of(x: Any, other: Any) -> bool | None:
     return None
 
 
-def theta_of(row: Any, interleave: bool) -> float | None:
-    """Of the frequencies theta^(-2i/R), which may have gone through float32."""
+def half_of(row: Any, interleave: bool) -> Any:
+    """The frequencies of pairs, where each number of a pair has the same."""
     half = len(row) // 2
     own = row[::2] if interleave else row[:half]
-    if not np.array_equal(row, np.repeat(own, 2) if interleave else np.tile(own, 2)):
+    return own if np.array_equal(row, np.repeat(own, 2) if interleave else np.tile(own, 2)) else None
+
+
+def theta_of(row: Any, interleave: bool) -> float | None:
+    """Of the frequencies theta^(-2i/R), which may have gone through float32."""
+    own, half = half_of(row, interleave), len(row) // 2
+    if own is None:
         return None
     theta = float(own[-1]) ** (-half / (half - 1)) if half > 1 and own[-1] > 0 else 10000.0
     for digits in range(1, 9):

@@ -183,6 +183,11 @@ class Recorder(TorchDispatchMode):
             frame = frame.f_back
         return False
 
+    def constant_of(self, x: Any) -> Any:
+        """A constant as it is in float64."""
+        array = x.detach().cpu().numpy() if x.dtype == torch.float32 else array_of(x)
+        return self.exact[id(x)][0].cpu().numpy() if id(x) in self.exact and array.size and not (array == array.flat[0]).all() else shortest(array)
+
     def of(self, x: Any) -> Value:
         if isinstance(x, (int, float, bool)):
             return self.t.number(float(x))
@@ -197,9 +202,7 @@ class Recorder(TorchDispatchMode):
                 raise lib.BadInput(DRAWN)
             if x.grad_fn is not None and id(x) not in self.own:
                 raise lib.BadInput(f"a tensor {list(x.shape)} that is computed where trace does not see it: in another thread, or before")
-            array = x.detach().cpu().numpy() if x.dtype == torch.float32 else array_of(x)
-            wide = self.exact[id(x)][0].cpu().numpy() if id(x) in self.exact and not (array == array.flat[:1]).all() else None
-            made = self.t.constant(shortest(array) if wide is None else wide, self.unknown(x))
+            made = self.t.constant(self.constant_of(x), self.unknown(x))
         except lib.BadInput as why:  # which is said where an output needs it: it may be a table of cosines
             return self.t.nowhere(self.operator, (), [() if n == 1 else (Axis(n),) for n in x.shape], str(why))
         self.bind(x, made)
@@ -226,7 +229,7 @@ class Recorder(TorchDispatchMode):
         return self.t.truth(v) if isinstance(x, torch.Tensor) and x.dtype == torch.bool else self.t.numbers(v)
 
     def operand(self, x: Any) -> Operand:
-        return Operand(self.turns.get(id(x)), self.values.get(id(x)), None if id(x) in self.values else array_of(x), tuple(x.shape))
+        return Operand(self.turns.get(id(x)), self.values.get(id(x)), None if id(x) in self.values else self.constant_of(x), tuple(x.shape))
 
     def turned(self, func: Any, operator: str, out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Turn | None]:
         """What the results are of a rotation."""

@@ -209,14 +209,27 @@ def test_a_rotation_is_one_step():
     assert re.search(r'rope\(slice\("D->\w", x\), ids, theta=10000.0\)', text) and "fused: [" in text
 
 
-def test_frequencies_that_are_scaled_are_no_rope():
-    def scaled(x, at):
-        angle = at[:, None] * (0.5 * 10000.0 ** (-torch.arange(4).double() / 4))
-        a, b = x[:, :4], x[:, 4:]
-        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+def test_frequencies_that_are_scaled_are_an_input_of_rope():
+    row = torch.tensor([1.0, 0.3, 0.02, 0.0001])
 
-    itself(scaled, False, x=torch.randn(5, 8), at=torch.arange(5))
-    assert "rope" not in str(assay.trace(scaled, {"x": torch.randn(5, 8), "at": torch.arange(5)}))
+    def scaled(x, at):
+        angle = torch.cat([at[:, None] * row] * 2, -1)
+        cosine, sine = 1.25 * angle.cos(), angle.sin() * 1.25  # as YaRN has it
+        return x * cosine + torch.cat([-x[:, 4:], x[:, :4]], -1) * sine
+
+    def apart(x, at):
+        angle = at[:, None] * row
+        a, b = x[:, ::2], x[:, 1::2]
+        return torch.stack([a * angle.cos() - b * angle.sin() * 2, b * angle.cos() + a * angle.sin() * 2], -1).flatten(1)
+
+    example = {"x": torch.randn(5, 8), "at": torch.arange(5)}
+    text = str(assay.trace(scaled, example))
+    assert "  y: mul(rope(x, at, frequencies), 1.25)\n" in text
+    assert "  frequencies: {axes: [H], values: [1.0, 0.3, 0.02, 0.0001]}\n" in text and 'dtypes: {"inputs/frequencies": "float64"}' in text
+    assay.assert_correct(scaled, scaled, example, precision="f32")
+    with pytest.raises(assay.Mismatch, match="outputs/y"):
+        assay.assert_correct(lambda x, at: scaled(x, at) / 1.25, scaled, example, precision="bf16")
+    assert "rope" not in str(assay.trace(apart, example))  # cosines and sines by two factors turn nothing
 
 
 def test_numbers_that_a_kernel_rounds_are_not_compared():

@@ -185,6 +185,17 @@ def test_a_rotation_is_one_step():
     assert "less(float(at)" in text and "sin(" not in text and 'fused: ["mul' in text
 
 
+def test_scaled_frequencies_are_an_input_of_rope():
+    def scaled(x, at):
+        angle = at[:, None] * jnp.array([1.0, 0.3, 0.02, 0.0001], F32)
+        cosine, sine = jnp.cos(angle) * 1.25, jnp.sin(angle) * 1.25
+        a, b = x[:, :4], x[:, 4:]
+        return jnp.concatenate([a * cosine - b * sine, b * cosine + a * sine], -1)
+
+    text = str(assay.trace(scaled, {"x": jax.ShapeDtypeStruct((5, 8), F32), "at": jnp.arange(5)}))
+    assert "  y: mul(rope(x, at, frequencies), 1.25)\n" in text and "values: [1.0, 0.3, 0.02, 0.0001]" in text
+
+
 def state_space(x, a, b, c):
     def one(h, token):
         xt, at, bt, ct = token
