@@ -9,6 +9,8 @@
 
 #define ASSAY_TEXT_SIZE 64
 
+struct assay_routing_rule; /* oracle/moe/routing_rule.h */
+
 typedef struct assay_text_pair {
     char item[2][ASSAY_TEXT_SIZE]; /* mlp_activations: of gate and of up; the second is "linear" when not given */
 } assay_text_pair;
@@ -35,10 +37,11 @@ typedef struct assay_model_config {
 #include "cases/model_keys.inc"
     bool is_set[ASSAY_MODEL_KEYS];          /* by a model or over it; what is not given is left open */
     assay_text maxtext[ASSAY_MAXTEXT_KEYS]; /* of keys that are none of a case, where they might change something */
-    bool weigh_biased, undivided, masked_at_zero, division_detached, router_detached,
-        windows_in_odd_layers;                     /* no keys: what no model does, and mutants */
-    const struct assay_quant_recipe *other_recipe; /* and instead of the named one (mutants) */
-    double gate_alpha;                             /* none either: of GPT-OSS's gate; 0 is 1.702 */
+    /* No keys: what mutants have other. */
+    bool windows_in_odd_layers;
+    void (*other_rule)(struct assay_routing_rule *rule); /* of the router */
+    const struct assay_quant_recipe *other_recipe;       /* instead of the named one */
+    double gate_alpha;                                   /* of GPT-OSS's gate; 0 is 1.702 */
     assay_attention_variant attention_variant;
     bool value_last; /* of a cache of latents: a value is the last numbers of its key */
     struct {

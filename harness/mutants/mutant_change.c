@@ -441,8 +441,8 @@ static bool change_key(const assay_key_change *change, assay_model_config *confi
 
 bool assay_mutant_changes_configuration(const assay_mutant *mutant)
 {
-    return mutant->keys[0].how != ASSAY_KEY_STAYS || mutant->sets[0] != 0 || mutant->recipe_bug != NULL ||
-           mutant->configure != NULL;
+    return mutant->keys[0].how != ASSAY_KEY_STAYS || mutant->sets != 0 || mutant->router != NULL ||
+           mutant->recipe_bug != NULL || mutant->configure != NULL;
 }
 
 bool assay_mutant_configure(const assay_mutant *mutant, assay_case *c)
@@ -451,8 +451,8 @@ bool assay_mutant_configure(const assay_mutant *mutant, assay_case *c)
     if (!assay_case_is_where(c, mutant->where)) return false;
     for (int i = 0; i < ASSAY_MUTANT_KEYS; i++)
         changed |= mutant->keys[i].how != ASSAY_KEY_STAYS && change_key(&mutant->keys[i], &c->config);
-    for (int i = 0; i < ASSAY_MUTANT_KEYS; i++)
-        if (mutant->sets[i] != 0) *((bool *)&c->config + mutant->sets[i]) = true;
+    if (mutant->sets != 0) *((bool *)&c->config + mutant->sets) = true;
+    if (mutant->router != NULL) c->config.other_rule = mutant->router;
     if (mutant->recipe_bug != NULL) changed = assay_change_recipe(mutant->recipe_bug, &c->config);
     return changed && (mutant->configure == NULL || mutant->configure(c));
 }

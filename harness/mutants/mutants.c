@@ -3,7 +3,8 @@
  * A row begins with what the mutant is: its name, what it models, bugs, which traits an operation needs for it, and
  * which operations must detect it. Then it says what it changes, of which most rows need one:
  *   KEY(key, how, by)            a key of the configuration: FLIP a flag; a number TO, PLUS, TIMES, SQUARED
- *   TEXT(key, "one>other")       a text; .keys = {CHANGE(...), CHANGE(...)}: two keys; .sets = {FLAG(...)}: what is no key
+ *   TEXT(key, "one>other")       a text; .keys = {CHANGE(...), CHANGE(...)}: two keys; .sets = FLAG(...): what is no key;
+ *                                .router: a member of its rule
  *   INPUTS(paths, edit, .by = n) inputs, weights and chosen experts whose paths end in one of these; for three edits MOVED(paths,
  *                                axis, places), REPLACED(paths, number) and MULTIPLIED(paths, number of the case)
  *   COTANGENTS(paths, edit, ...) the same of cotangents

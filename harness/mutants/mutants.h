@@ -40,6 +40,8 @@ typedef double assay_number_map(const assay_places *p, int64_t i, double number)
 
 /* Each changes something and says whether it did. What is there to choose from: mutants_tensors.h. */
 typedef bool assay_case_edit(assay_case *c);
+struct assay_routing_rule;
+typedef void assay_rule_edit(struct assay_routing_rule *rule);
 typedef bool assay_tensor_edit(const assay_mutation *m, assay_tensor *tensor);
 typedef bool assay_mutation_edit(const assay_mutation *m);
 /* Codes and scales of h that a kernel quantises itself, which it goes on with: beside them h, gate and up before the
@@ -117,8 +119,9 @@ typedef struct assay_mutant {
 
     int where;                                /* ASSAY_WHERE_...: it applies to no other cases */
     assay_key_change keys[ASSAY_MUTANT_KEYS]; /* one of them must change */
-    size_t sets[ASSAY_MUTANT_KEYS];           /* flags of the configuration that are no keys, by their offsets */
-    const char *recipe_bug;                   /* of a training recipe; of several the first that it can have */
+    size_t sets;                              /* a flag of the configuration that is no key, by its offset; 0: none */
+    assay_rule_edit *router;
+    const char *recipe_bug; /* of a training recipe; of several the first that it can have */
     assay_case_edit *configure;
     bool other_seed;             /* evaluate with what the next seed draws */
     assay_tensors_change inputs; /* as the operation reads them */

@@ -7,6 +7,7 @@
 #include "harness/operations/op_decode.h"
 #include "harness/operations/op_support.h"
 #include "oracle/base/block_format.h"
+#include "oracle/moe/routing_rule.h"
 #include "oracle/ops/cache_format.h"
 
 static bool is(const assay_text *text, const char *value)
@@ -139,4 +140,45 @@ bool assay_edit_hidden_as_it_is(assay_case *c)
     if (c->quant_format_count == 0 && m->quant_recipe.text[0] == '\0')
         m->quant_scale_rounding = assay_model_defaults.quant_scale_rounding;
     return quantised;
+}
+
+/* --- the router's rule --- */
+
+void assay_router_divides_biased(assay_routing_rule *rule)
+{
+    rule->weighs_scores = false;
+}
+
+/* Of a softmax over the chosen it leaves one over all. */
+void assay_router_undivided(assay_routing_rule *rule)
+{
+    const bool over_chosen = rule->softmax_chosen && rule->score_func == ASSAY_SCORE_NONE;
+    if (rule->softmax_chosen && !over_chosen) return;
+    rule->softmax_chosen = rule->divide = false;
+    rule->epsilon = 0;
+    if (!over_chosen) return;
+    rule->score_func = ASSAY_SCORE_SOFTMAX;
+    rule->selects = ASSAY_SELECTS_ARGUMENT;
+    rule->bias_inside = rule->weighs_scores = true;
+}
+
+void assay_router_weighs_biased(assay_routing_rule *rule)
+{
+    assay_router_divides_biased(rule);
+    assay_router_undivided(rule);
+}
+
+void assay_router_masks_by_zero(assay_routing_rule *rule)
+{
+    rule->masked = 0;
+}
+
+void assay_router_divisor_constant(assay_routing_rule *rule)
+{
+    rule->detached = true;
+}
+
+void assay_router_constant(assay_routing_rule *rule)
+{
+    rule->constant = true;
 }

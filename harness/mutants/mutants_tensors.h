@@ -161,6 +161,10 @@ assay_case_edit assay_edit_other_group_score, assay_edit_other_group_count, assa
     assay_edit_recipe_ignored, assay_edit_hidden_as_it_is, assay_edit_blind_rows, assay_edit_scale_of_latent,
     assay_edit_scores_apart, assay_edit_page_of_stride;
 
+/* For `router` (mutants_config.c): members of its rule. */
+assay_rule_edit assay_router_divides_biased, assay_router_weighs_biased, assay_router_undivided,
+    assay_router_masks_by_zero, assay_router_divisor_constant, assay_router_constant;
+
 /* For `requantise` (mutants_requantise.c). */
 assay_hidden_edit assay_requantise_before_activation, assay_requantise_truncated;
 

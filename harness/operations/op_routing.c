@@ -80,11 +80,7 @@ assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, as
         .norm_topk_prob = m->norm_topk_prob,
         .use_random_routing = m->use_random_routing,
         .renormalize_exactly = m->use_batch_split_schedule,
-        .weigh_biased = m->weigh_biased,
-        .undivided = m->undivided,
-        .masked_at_zero = m->masked_at_zero,
-        .division_detached = m->division_detached,
-        .detached = m->router_detached,
+        .other_rule = m->other_rule,
         .load_balance_loss_weight = m->fused_moe_func ? 0.0 : m->load_balance_loss_weight,
         .balance_pre_bias = m->load_balance_loss_pre_bias,
         .z_loss_weight = m->router_z_loss_weight,
@@ -101,7 +97,7 @@ assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, as
     if (method != NULL) {
         config->score_func = method->score_func;
         config->norm_topk_prob = (method->has & ASSAY_METHOD_DIVIDES) != 0;
-        config->undivided |= config->score_func != ASSAY_SCORE_NONE && !config->norm_topk_prob;
+        config->undivided = config->score_func != ASSAY_SCORE_NONE && !config->norm_topk_prob;
         config->select_by_logits = (method->has & ASSAY_METHOD_BY_LOGITS) != 0;
     }
     if (config->family == ASSAY_ROUTER_FUSED) {

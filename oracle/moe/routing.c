@@ -441,7 +441,7 @@ assay_status assay_routing_backward(assay_context *ctx, double *d_logits, double
     assay_z_loss_backward(ctx, d_logits, d_z_loss, r->log_sums, in->logits, linear ? in->bias : NULL, config);
     if (d_bias != NULL && linear) bias_backward(d_bias, &pass);
     if (d_per_expert_scale != NULL) expert_scale_backward(d_per_expert_scale, &pass);
-    if (config->detached)
+    if (pass.rule.constant)
         memset(d_logits, 0, (size_t)(config->batch * config->sequence * config->num_experts) * sizeof *d_logits);
 cleanup:
     free(pass.scratch);

@@ -64,6 +64,8 @@ typedef enum assay_balance_scope {
     ASSAY_BALANCE_GLOBAL /* where no shards are, as BATCH */
 } assay_balance_scope;
 
+struct assay_routing_rule; /* routing_rule.h */
+
 typedef struct assay_routing_config {
     int64_t batch, sequence; /* T = batch * sequence */
     int64_t num_experts, num_experts_per_tok;
@@ -75,20 +77,17 @@ typedef struct assay_routing_config {
     int64_t top_k_in_group;       /* of ASSAY_GROUP_TOP2_SUM: so many values are summed; 0: two, as the name says */
     double routed_scaling_factor; /* deepseek families */
     bool norm_topk_prob;          /* default, gemma4, fused */
-    bool undivided;               /* deepseek: weights are not divided (flashinfer's Sigmoid); default: a mutant's */
+    bool undivided;               /* deepseek: weights are not divided (flashinfer's Sigmoid) */
     bool select_by_logits;        /* deepseek3: by the logits, not by biased scores (flashinfer's TopKSigmoid) */
     bool use_random_routing;      /* a given choice, which may name an expert twice; weights are what it is chosen by */
     bool renormalize_exactly;     /* deepseek3: divide by the sum itself, not by the sum + 1e-20 (batch-split model) */
-    bool weigh_biased;            /* deepseek3: weights from biased, as no model has it; harness/mutants/mutants.h */
-    bool masked_at_zero;          /* experts of groups that go are chosen by 0, as no model has it; the same */
-    bool division_detached;       /* backward takes the divisor for a constant; the same */
-    bool detached;                /* and all that comes of the logits */
     double load_balance_loss_weight; /* > 0 turns lb_loss on (not with hash routing) */
     assay_balance_scope balance_scope;
-    bool balance_pre_bias;          /* deepseek3: P of lb_loss from the scores, not from biased */
-    double z_loss_weight;           /* > 0 turns z_loss on */
-    double routed_bias_update_rate; /* > 0 turns bias_updates on (not with hash routing) */
-    int64_t hash_rows;              /* rows V of tid2eid; 0: no hash routing */
+    bool balance_pre_bias;                               /* deepseek3: P of lb_loss from the scores, not from biased */
+    double z_loss_weight;                                /* > 0 turns z_loss on */
+    double routed_bias_update_rate;                      /* > 0 turns bias_updates on (not with hash routing) */
+    int64_t hash_rows;                                   /* rows V of tid2eid; 0: no hash routing */
+    void (*other_rule)(struct assay_routing_rule *rule); /* gives the family's another member; NULL: it is as it is */
 } assay_routing_config;
 
 typedef struct assay_routing_inputs {

@@ -25,7 +25,7 @@ const char *assay_score_func_name(assay_score_func score_func)
     return SCORE_NAMES[score_func];
 }
 
-assay_routing_rule assay_routing_rule_of(const assay_routing_config *config)
+static assay_routing_rule rule_of_family(const assay_routing_config *config)
 {
     const assay_router_family family = config->family;
     const bool deepseek = family == ASSAY_ROUTER_DEEPSEEK3 || family == ASSAY_ROUTER_DEEPSEEK2;
@@ -39,14 +39,14 @@ assay_routing_rule assay_routing_rule_of(const assay_routing_config *config)
                             : ASSAY_SELECTS_BIASED,
         .bias_inside = fused || gemma4,
         .bias_linear = fused || gemma4 || (family != ASSAY_ROUTER_DEEPSEEK3 && config->score_func == ASSAY_SCORE_NONE),
-        .weighs_scores = fused || gemma4 || (family == ASSAY_ROUTER_DEEPSEEK3 && !config->weigh_biased),
+        .weighs_scores = fused || gemma4 || family == ASSAY_ROUTER_DEEPSEEK3,
         .softmax_chosen = family == ASSAY_ROUTER_DEFAULT,
         .divide = config->norm_topk_prob,
-        .detached = config->division_detached,
         .epsilon = 0.0,
         .factor = deepseek ? config->routed_scaling_factor : 1.0,
         .expert_scale = family == ASSAY_ROUTER_DEFAULT || gemma4,
         .groups = deepseek && config->n_routing_groups > 0,
+        .masked = -INFINITY,
         .hash = hash,
         .balance = config->load_balance_loss_weight > 0.0 && !hash && !fused,
         .balance_pre_bias = config->balance_pre_bias,
@@ -66,13 +66,14 @@ assay_routing_rule assay_routing_rule_of(const assay_routing_config *config)
                       (rule.score_func == ASSAY_SCORE_SIGMOID || rule.score_func == ASSAY_SCORE_SQRTSOFTPLUS);
         rule.epsilon = rule.divide && !config->renormalize_exactly ? SUM_EPSILON : 0.0;
     }
-    if (config->undivided && rule.softmax_chosen && rule.score_func == ASSAY_SCORE_NONE) {
-        rule.score_func = ASSAY_SCORE_SOFTMAX;
-        rule.selects = ASSAY_SELECTS_ARGUMENT;
-        rule.bias_inside = rule.weighs_scores = true;
-        rule.softmax_chosen = rule.divide = false;
-    }
     if ((fused && rule.score_func == ASSAY_SCORE_NONE) || gemma4) rule.score_func = ASSAY_SCORE_SOFTMAX;
+    return rule;
+}
+
+assay_routing_rule assay_routing_rule_of(const assay_routing_config *config)
+{
+    assay_routing_rule rule = rule_of_family(config);
+    if (config->other_rule != NULL) config->other_rule(&rule);
     return rule;
 }
 

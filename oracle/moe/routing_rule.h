@@ -16,10 +16,12 @@ typedef struct assay_routing_rule {
     bool softmax_chosen; /* softmax over the K chosen */
     bool divide;         /* by the sum over the K chosen plus epsilon */
     bool detached;       /* no gradient of that sum */
+    bool constant;       /* none of the logits */
     double epsilon;
     double factor; /* routed_scaling_factor or 1 */
     bool expert_scale;
     bool groups;
+    double masked; /* what an expert of a group that goes is chosen by */
     bool hash;
     bool balance;          /* lb_loss */
     bool balance_pre_bias; /* of the scores: a bias that selects has no part in it */

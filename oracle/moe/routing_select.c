@@ -99,9 +99,9 @@ void assay_routing_select(int32_t *selected, double *margin, const assay_routing
     top_list list = {scratch->top_value, scratch->top_index, chosen + 1, 0};
     for (int64_t g = 0; g < groups; g++) {
         const bool masked = rule->groups && scratch->group_kept[g] == 0;
-        if (masked && !config->masked_at_zero) continue;
+        if (masked && !(rule->masked > -INFINITY)) continue;
         for (int64_t e = g * size; e < (g + 1) * size; e++)
-            offer(&list, masked ? 0.0 : scratch->selecting[e], (int32_t)e);
+            offer(&list, masked ? rule->masked : scratch->selecting[e], (int32_t)e);
     }
     for (int64_t k = 0; k < chosen; k++) selected[k] = list.index[k];
     *margin = fmin(cut_margin(&list, chosen), of_groups);

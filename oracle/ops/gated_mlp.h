@@ -28,7 +28,7 @@ typedef struct assay_gated_mlp_config {
     assay_activation activation[2]; /* of a and of b; gpt_oss: sigmoid, linear */
     assay_glu glu;
     double limit;
-    double alpha; /* gpt_oss: 0 is 1.702; another number no model has: harness/mutants/mutants.h */
+    double alpha; /* gpt_oss: of its sigmoid; 0 is 1.702, which all models have */
     bool fused;
     /* That H is split over, each of which has its own columns of wi_0 and wi_1 and rows of wo: what is a product over H
      * is the sum of theirs, ascending, and wo_bias comes once, after it. 0 is 1. Divides H. */
