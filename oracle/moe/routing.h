@@ -117,7 +117,6 @@ typedef struct assay_routing {
     int32_t *group_sizes;   /* [E] bincount of selected_experts */
 } assay_routing;
 
-const char *assay_score_func_name(assay_score_func score_func); /* "" for none */
 assay_status assay_routing_check(assay_context *ctx, const assay_routing_config *config);
 /* Whether the weights of the chosen experts are divided by their sum. */
 bool assay_routing_divides(const assay_routing_config *config);

@@ -20,11 +20,6 @@ static const char *const SCORE_NAMES[] = {
     [ASSAY_SCORE_SQRTSOFTPLUS] = "sqrtsoftplus",
 };
 
-const char *assay_score_func_name(assay_score_func score_func)
-{
-    return SCORE_NAMES[score_func];
-}
-
 static assay_routing_rule rule_of_family(const assay_routing_config *config)
 {
     const assay_router_family family = config->family;
