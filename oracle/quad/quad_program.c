@@ -378,11 +378,16 @@ static quad_node cumsum(machine *m)
     return back_to_result(m, quad_linear(m->t, (quad_layer){.x = x, .w = ones}), axes);
 }
 
-static quad_node rms_norm(machine *m)
+enum { BY_MEAN, BY_SUM };
+
+static quad_node root_norm(machine *m)
 {
-    const int64_t columns = count_of(operand(m, 1));
-    return quad_normalise(m->t, as_rows(m, operand(m, 0), columns), as_rows(m, operand(m, 1), columns),
-                          assay_program_number(m->node, "epsilon"));
+    const named *x = operand(m, 0);
+    const int64_t columns = x->shape.dims[x->shape.rank - 1];
+    const double epsilon = assay_program_number(m->node, "epsilon");
+    const quad_node rows = as_rows(m, x, columns);
+    if (m->node->in_count > 1) return quad_normalise(m->t, rows, as_rows(m, operand(m, 1), columns), epsilon);
+    return quad_over_root(m->t, rows, m->form == BY_SUM ? 1 : 1 / (quad)columns, epsilon);
 }
 
 static quad_node layer_norm(machine *m)
@@ -754,7 +759,6 @@ static const struct {
                  {"softmax", softmax},
                  {"logsumexp", logsumexp},
                  {"cumsum", cumsum},
-                 {"rms_norm", rms_norm},
                  {"layer_norm", layer_norm},
                  {"product", product},
                  {"grouped_product", grouped_product},
@@ -774,10 +778,10 @@ static const struct {
     const char *name;
     function_of *of;
     int form;
-} FORMS[] = {{"maximum", extreme, LARGEST},       {"minimum", extreme, LEAST},          {"less", compared, LESS},
-             {"equal", compared, EQUAL},          {"floor_div", compared, QUOTIENT},    {"mod", compared, REMAINDER},
-             {"gated_delta_rule", delta_rule, 0}, {"gated_delta_state", delta_rule, 1}, {"attention", attend, 0},
-             {"attention_lse", attend, 1}};
+} FORMS[] = {{"rms_norm", root_norm, BY_MEAN},     {"l2_norm", root_norm, BY_SUM}, {"maximum", extreme, LARGEST},
+             {"minimum", extreme, LEAST},          {"less", compared, LESS},       {"equal", compared, EQUAL},
+             {"floor_div", compared, QUOTIENT},    {"mod", compared, REMAINDER},   {"gated_delta_rule", delta_rule, 0},
+             {"gated_delta_state", delta_rule, 1}, {"attention", attend, 0},       {"attention_lse", attend, 1}};
 
 static const struct {
     const char *name;
