@@ -25,6 +25,7 @@ static void layer_norm(const void *config, graph *g)
 
 const assay_operation assay_op_rms_norm = {.name = "rms_norm",
                                            .components = ASSAY_USES_NORM,
+                                           .by_token = true,
                                            .summary = "RMS normalisation over the last axis",
                                            .config_of = assay_norm_config_of,
                                            .axis_size = assay_norm_axis_size,
@@ -35,6 +36,7 @@ const assay_operation assay_op_rms_norm = {.name = "rms_norm",
 /* Two sums forward; backward two of a row, and the gradients of scale and bias. */
 const assay_operation assay_op_layer_norm = {.name = "layer_norm",
                                              .components = ASSAY_USES_NORM,
+                                             .by_token = true,
                                              .summary = "layer normalisation over the last axis, with scale and bias",
                                              .config_of = assay_norm_config_of,
                                              .axis_size = assay_norm_axis_size,

@@ -272,6 +272,7 @@ static assay_status forward(assay_context *ctx, const assay_work *w)
 
 const assay_operation assay_op_routing = {.name = "routing",
                                           .components = ASSAY_USES_ROUTER,
+                                          .by_token = true,
                                           .summary = "which experts a token goes to, and with which weights",
                                           .config_of = config_of,
                                           .axis_size = assay_block_axis_size,
