@@ -114,6 +114,7 @@ typedef struct assay_operation {
 #define ASSAY_OPERATIONS(X)                                                                                            \
     X(rms_norm)                                                                                                        \
     X(layer_norm)                                                                                                      \
+    X(l2_norm)                                                                                                         \
     X(gmm)                                                                                                             \
     X(permute)                                                                                                         \
     X(unpermute)                                                                                                       \
