@@ -52,6 +52,7 @@ assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, as
         .top_k_in_group = m->top_k_in_group,
         .routed_scaling_factor = m->routed_scaling_factor,
         .norm_topk_prob = m->norm_topk_prob,
+        .norm_topk_epsilon = m->norm_topk_epsilon,
         .use_random_routing = m->use_random_routing,
         .renormalize_exactly = m->use_batch_split_schedule,
         .other_rule = m->other_rule,

@@ -77,6 +77,7 @@ typedef struct assay_routing_config {
     int64_t top_k_in_group;       /* of ASSAY_GROUP_TOP2_SUM: so many values are summed; 0: two, as the name says */
     double routed_scaling_factor; /* deepseek families */
     bool norm_topk_prob;          /* default, gemma4, fused */
+    double norm_topk_epsilon;     /* added to the sum that weights are divided by; 0: what the family adds */
     bool undivided;               /* deepseek: weights are not divided (flashinfer's Sigmoid) */
     bool select_by_logits;        /* deepseek3: by the logits, not by biased scores (flashinfer's TopKSigmoid) */
     bool use_random_routing;      /* a given choice, which may name an expert twice; weights are what it is chosen by */
