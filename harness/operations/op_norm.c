@@ -23,9 +23,8 @@ static void layer_norm(const void *config, graph *g)
     graph_end(g, graph_layer_norm(g, x, w, b, ((const assay_norm_config *)config)->epsilon), GRAPH_LEFT);
 }
 
-static void l2_norm(const void *config, bool one_shard, graph *g)
+static void l2_norm(const void *config, graph *g)
 {
-    (void)one_shard;
     graph_begin(g, config, assay_norm_axis_size);
     const int x = graph_input(g, "inputs/x", "BSD");
     graph_end(g, graph_over_root(g, x, true, ((const assay_norm_config *)config)->epsilon), GRAPH_LEFT);

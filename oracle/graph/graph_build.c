@@ -311,11 +311,10 @@ int graph_over_root(graph *g, int x, bool of_sum, double epsilon)
 {
     const graph_general square = {.function = GRAPH_MAP_square}, root = {.function = GRAPH_MAP_rsqrt},
                         add = {.function = GRAPH_BINARY_add}, mul = {.function = GRAPH_BINARY_mul};
-    graph_general total = {.function = of_sum ? GRAPH_REDUCTION_sum : GRAPH_REDUCTION_mean};
-    char axes[ASSAY_MAX_RANK + 1], rows[ASSAY_MAX_RANK + 1];
-    memcpy(axes, g->tensors[x].row.axes, sizeof axes);
-    snprintf(rows, sizeof rows, "%.*s", (int)strlen(axes) - 1, axes);
-    total.over[0] = axes[strlen(rows)];
+    const char *axes = g->tensors[x].row.axes, *last = axes + strlen(axes) - 1;
+    const graph_general total = {.function = of_sum ? GRAPH_REDUCTION_sum : GRAPH_REDUCTION_mean, .over = {*last}};
+    char rows[ASSAY_MAX_RANK + 1];
+    snprintf(rows, sizeof rows, "%.*s", (int)(last - axes), axes);
     const int squares = graph_fused(g, graph_step_of(g, &graph_kind_map, axes, &x, 1, &square));
     const int sum[] = {graph_fused(g, graph_step_of(g, &graph_kind_reduce, rows, &squares, 1, &total)),
                        graph_number(g, "epsilon", epsilon)};
