@@ -153,7 +153,9 @@ static assay_status start(assay_context *ctx, const assay_backend_call *call, co
     if (length <= 0) return assay_fail(ctx, ASSAY_IO, "/proc/self/exe cannot be read");
     self[length] = '\0';
     snprintf(times, sizeof times, "%d", calls);
-    const char *const argv[] = {self, "shared-object", call->spec, call->request, run->candidate, times, NULL};
+    const char *const argv[] = {
+        self, "shared-object", call->spec, call->request, run->candidate, times, call->hostile ? "hostile" : NULL,
+        NULL};
     return assay_process_run(ctx, argv, run->log, &call->limits, process);
 }
 
@@ -274,7 +276,7 @@ static assay_status run_again(assay_context *ctx, const assay_backend_call *call
     end->repeats = different == NULL;
     if (!end->repeats) {
         snprintf(end->message, sizeof end->message, "two runs%s gave different bits in %s",
-                 earlier ? ", in two orders of the cases," : "", different);
+                 earlier ? ", with others between," : "", different);
     }
     return ASSAY_OK;
 }

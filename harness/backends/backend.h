@@ -67,6 +67,7 @@ typedef struct assay_backend_call {
     const char *candidate;            /* where the second run's result will lie */
     const char *golden; /* where the caller will write the golden: nothing lies there while the backend runs; or NULL */
     const char *log;    /* where the last run's output will lie; NULL: nowhere */
+    bool hostile;       /* a shared object sees other numbers at the same addresses before the call that counts */
     const char *folder; /* in which each run gets a folder of its own */
     assay_process_limits limits; /* of a run */
 } assay_backend_call;

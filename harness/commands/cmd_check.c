@@ -206,12 +206,8 @@ static assay_status check_backend_case(assay_context *ctx, check_run *r, const a
     MUST(assay_backend_first_form(ctx, &options, c, &one, &end));
     judge_end(&end, &report);
     if (report.verdict != ASSAY_PASS) {
-        MUST(print_verdict(ctx, r, c,
-                           r->companies != 0 ? r->options->equivalence
-                           : r->only != NULL ? r->only->name
-                                             : "all",
-                           false, &report));
-        return ASSAY_OK;
+        const bool all = r->companies == 0 && r->only == NULL;
+        return print_verdict(ctx, r, c, all ? "all" : r->options->equivalence, false, &report);
     }
     if (r->companies != 0) return check_companies(ctx, r, &options, &one);
     for (const assay_equivalence *e = first(r); e != NULL; e = next(r, e))
@@ -252,31 +248,6 @@ static assay_status check_case(assay_context *ctx, check_run *r, const assay_cas
     return ASSAY_OK;
 }
 
-static bool is_word(const char *text, const char *word)
-{
-    return strcmp(text, word) == 0;
-}
-
-/* Equivalences that no backend could be asked for. */
-static assay_status refuse_gone(assay_context *ctx, const char *name)
-{
-    static const struct {
-        const char *names, *instead;
-    } gone[] = {
-        {"scaling-on-weights-sum mla-absorbed attention-chunked heads-copied sparse-dense sparse-order decode-prefill "
-         "decoder-deepseek weight-before-after-wo gmm-layouts quantized-transposed quantized-dense replayed-chosen "
-         "ranks-whole",
-         "`assay verify` holds every form that a case can have against one in binary128"},
-        {"blas-reference", "`assay generate --engine blas` computes with OpenBLAS"},
-        {"threads", "`assay generate --threads N` gives the same file for any N"},
-    };
-    for (size_t i = 0; i < sizeof gone / sizeof *gone; i++) {
-        if (!assay_any_word(gone[i].names, name, is_word)) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "--equivalence %s is gone with 0.2: %s", name, gone[i].instead);
-    }
-    return ASSAY_OK;
-}
-
 /* "repeat,batch": false where one of them is none. */
 static bool take_companies(const char *names, unsigned *companies)
 {
@@ -301,7 +272,6 @@ static assay_status choose(assay_context *ctx, check_run *r)
     if (strcmp(name, "split") == 0) name = "splits-whole";
     r->only = assay_equivalence_by_name(name);
     if (r->only == NULL) {
-        MUST(refuse_gone(ctx, name));
         for (const assay_equivalence *e = assay_equivalences; e->name != NULL; e++) {
             const size_t used = strlen(names);
             snprintf(names + used, sizeof names - used, "%s, ", e->name);

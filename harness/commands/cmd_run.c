@@ -12,6 +12,7 @@
 #include "harness/backends/server.h"
 #include "harness/commands/command.h"
 #include "harness/commands/ending.h"
+#include "harness/commands/hostile.h"
 #include "harness/commands/report_parcel.h"
 #include "harness/commands/run_case.h"
 #include "harness/plan/progress.h"
@@ -98,8 +99,11 @@ static void print_case(const assay_options *options, const assay_case *c, const 
     printf("%s%-14s%s %-36s ", options->color ? assay_verdict_color(verdict) : "", word,
            options->color ? "\033[0m" : "", c->name);
     if (verdict == ASSAY_PASS) {
-        printf("%s  worst %.2f of its threshold  %.2f s\n", r->report.profile, assay_report_worst(&r->report),
-               r->end.seconds);
+        printf("%s  worst %.2f of its threshold  ", r->report.profile, assay_report_worst(&r->report));
+        if (options->hostile)
+            printf("in %d trials\n", r->trials);
+        else
+            printf("%.2f s\n", r->end.seconds);
     } else if (known) {
         printf("%s (%s)\n", r->report.expected_failure, assay_printable(r->report.message, message));
     } else {
@@ -174,7 +178,7 @@ static assay_status work(assay_context *ctx, void *self, int i, FILE *result)
     snprintf(where, sizeof where, "case %d of %d: %s", i + 1, all->chosen->count, r.c->name);
     all->progress.done = i; /* shown with the next line */
     assay_progress_add(&all->progress, 0, where);
-    assay_status status = assay_run_case(ctx, options, &r);
+    assay_status status = (options->hostile ? assay_run_hostile : assay_run_case)(ctx, options, &r);
     assay_progress_end(&all->progress);
     if (interrupted != 0) status = assay_fail(ctx, ASSAY_IO, "interrupted"); /* whatever became of the case */
     if (status == ASSAY_OK) {
@@ -232,7 +236,8 @@ static assay_status run_cases(assay_context *ctx, runs *all)
     if (all->options->serve) {
         MUST(assay_backend_server_make(ctx, all->options->backend, all->options->memory, &all->server));
     }
-    if (all->options->serve && count > 1 && all->options->ranks == NULL) status = run_firsts(ctx, all);
+    if (all->options->serve && !all->options->hostile && count > 1 && all->options->ranks == NULL)
+        status = run_firsts(ctx, all);
     assay_progress_start(&all->progress, all->options->quiet, "run", count);
     if (status == ASSAY_OK) status = assay_each_case(ctx, &each);
     assay_progress_end(&all->progress);
@@ -324,7 +329,7 @@ const assay_command assay_command_run = {
         "stored. With --tag, --op, --exclude, --no-mesh or --shard and no CASE: of the whole catalogue.\n",
     .options = ASSAY_OPT_RECIPE | ASSAY_OPT_CHOOSE | ASSAY_OPT_BACKEND | ASSAY_OPT_CONTAINER | ASSAY_OPT_WEIGHTS |
                ASSAY_OPT_SET | ASSAY_OPT_PRECISION | ASSAY_OPT_REPORTS | ASSAY_OPT_KNOWN | ASSAY_OPT_STAGED |
-               ASSAY_OPT_TRUST,
+               ASSAY_OPT_TRUST | ASSAY_OPT_HOSTILE,
     .least = 1,
     .most = -1,
     .shares = true,

@@ -35,13 +35,17 @@ cleanup:
     return status;
 }
 
-/* The candidate is the last call's. It appears whole, and after the backend has returned from every call: no candidate
- * file, no result. */
+/* The candidate is the last call's; with `hostile` those before have other numbers at the same addresses. It appears whole, and
+ * after the backend has returned from every call: no candidate file, no result. */
 static assay_status run_calls(assay_context *ctx, assay_host *h, assay_backend_function backend, int calls,
-                              const char *name, const char *candidate, int *exit_code)
+                              bool hostile, const char *name, const char *candidate, int *exit_code)
 {
     for (int i = 0; i < calls; i++) {
+        const bool others = hostile && i + 1 < calls;
+        if (others) assay_host_negate(h);
         *exit_code = assay_host_call(h, backend);
+        if (others) assay_host_negate(h);
+        if (hostile && assay_host_writes_on(h)) *exit_code = EXIT_FAILURE;
         if (*exit_code == ASSAY_BACKEND_EXIT_DONE) continue;
         fprintf(stderr, "%s\n", h->message);
         return ASSAY_OK;
@@ -75,16 +79,16 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
         *exit_code = ASSAY_BACKEND_EXIT_NOT_STARTED;
         return ASSAY_OK;
     }
-    return run_calls(ctx, &host, backend, calls, request.c->name, candidate, exit_code);
+    return run_calls(ctx, &host, backend, calls, options->argument_count > 4, request.c->name, candidate, exit_code);
 }
 
 const assay_command assay_command_shared_object = {
     .name = "shared-object",
-    .arguments = "LIBRARY REQUEST CANDIDATE [CALLS]",
+    .arguments = "LIBRARY REQUEST CANDIDATE [CALLS [hostile]]",
     .summary = NULL, /* not for people: assay run starts it */
     .details = "",
     .options = 0,
     .least = 3,
-    .most = 4,
+    .most = 5,
     .run = run,
 };

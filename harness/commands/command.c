@@ -92,6 +92,7 @@ void assay_command_print(FILE *out, const assay_options *o, const char *command,
     if (o->backend != NULL) write_word(out, " --backend", o->backend);
     if (o->serve) fprintf(out, " --serve");
     if (o->staged) fprintf(out, " --staged");
+    if (o->hostile) fprintf(out, " --hostile");
     if (o->trust) fprintf(out, " --trust");
     if (strcmp(o->container, "h5") != 0) fprintf(out, " --container %s", o->container);
     if (o->precision != NULL) write_word(out, " --precision", o->precision);

@@ -33,7 +33,8 @@ enum {
     ASSAY_OPT_GRAPH = 1 << 22,       /* --graph, --svg */
     ASSAY_OPT_ALL = 1 << 23,         /* --all */
     ASSAY_OPT_TOLERANCE = 1 << 24,   /* --audit, --runs, --snippet */
-    ASSAY_OPT_BETWEEN = 1 << 25      /* --other-precision, --replay, --timeout, --memory */
+    ASSAY_OPT_BETWEEN = 1 << 25,     /* --other-precision, --replay, --timeout, --memory */
+    ASSAY_OPT_HOSTILE = 1 << 26      /* --hostile */
 };
 
 /* Of --false-alarm, and of --timeout in seconds. */
@@ -54,7 +55,7 @@ typedef struct assay_options {
     const char *container;    /* the ending of files in a folder: h5, safetensors */
     double false_alarm, timeout;
     int64_t memory; /* of a backend's process, in bytes; 0: not said */
-    bool certify, mutants, steps, serve, staged, recipe, materialise, trust, draw_only, graph, all;
+    bool certify, mutants, steps, serve, staged, recipe, materialise, trust, draw_only, graph, all, hostile;
     assay_case_filter filter;
     int shard, shards;     /* 1 to shards; 0, 0: all of it */
     const char *fuzz_op;   /* of fuzz: one operation, or NULL */

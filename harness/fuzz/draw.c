@@ -140,8 +140,8 @@ assay_status assay_draw_check(assay_context *ctx, const assay_case *c, const ass
     return assay_draw_forgive(ctx, status);
 }
 
-/* Whether its inputs can be made and give finite results: what numbers are refused for is found where they are used. */
-static assay_status check_numbers(assay_context *ctx, const assay_case *c, bool *is_case)
+assay_status assay_draw_check_numbers(assay_context *ctx, const assay_case *c, const assay_profile *profile,
+                                      bool *is_case)
 {
     assay_status status;
     assay_plan plan = {0};
@@ -149,7 +149,7 @@ static assay_status check_numbers(assay_context *ctx, const assay_case *c, bool 
     assay_tensor_set tensors = {0};
     assay_golden golden = {0};
     *is_case = false;
-    TRY(assay_plan_describe(ctx, &plan, c, NULL, NULL));
+    TRY(assay_plan_describe(ctx, &plan, c, NULL, profile));
     TRY(assay_plan_require_memory(ctx, &plan));
     TRY(assay_inputs_open(ctx, &inputs, c, &plan.list, NULL));
     const assay_source drawn = assay_inputs_source(&inputs);
@@ -546,10 +546,10 @@ assay_status assay_draw(assay_context *ctx, assay_draws *draws, int64_t number, 
     for (int attempt = 0; attempt < ATTEMPTS && !is_case; attempt++) {
         assay_case_free(c);
         TRY(change_base(ctx, draws, &d, c, drawn));
-        TRY(check_numbers(ctx, c, &is_case));
+        TRY(assay_draw_check_numbers(ctx, c, NULL, &is_case));
         if (!is_case) {
             assay_draw_fit(c);
-            TRY(check_numbers(ctx, c, &is_case));
+            TRY(assay_draw_check_numbers(ctx, c, NULL, &is_case));
         }
         draws->refused += !is_case;
     }

@@ -56,6 +56,9 @@ void assay_draws_learn(assay_draws *draws, const assay_drawn *drawn, const assay
 assay_status assay_draw_set(assay_context *ctx, const assay_draw_sets *sets, assay_case *c);
 /* Whether there is such a case, and it is small. `profile`: one of the caller that it may name; or NULL. */
 assay_status assay_draw_check(assay_context *ctx, const assay_case *c, const assay_profile *profile, bool *is_case);
+/* Whether its inputs can be made and give finite results: what numbers are refused for is found where they are used. */
+assay_status assay_draw_check_numbers(assay_context *ctx, const assay_case *c, const assay_profile *profile,
+                                      bool *is_case);
 /* The same of a case that was changed, with the settings; where it needs that to be one, inputs are cut to what it has (assay_draw_fit).
  * What is refused on the way is no case. */
 assay_status assay_draw_settle(assay_context *ctx, const assay_draw_sets *sets, const assay_profile *profile,

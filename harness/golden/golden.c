@@ -9,6 +9,7 @@
 #include "harness/golden/golden_finite.h"
 #include "harness/golden/golden_internal.h"
 #include "harness/golden/golden_memory.h"
+#include "harness/plan/backend_view.h"
 #include "harness/plan/inputs.h"
 #include "harness/plan/left_out.h"
 #include "harness/plan/progress.h"
@@ -88,7 +89,7 @@ static assay_status close_sink(assay_context *ctx, file_sink *sink, assay_status
 /* All elements of a tensor, some at a time. Whole numbers are read at once: some follow from others, and are made anew for
  * every reader. */
 static assay_status copy_tensor(assay_context *ctx, const assay_source *from, const assay_tensor_spec *spec,
-                                const assay_sink *out)
+                                bool negated, const assay_sink *out)
 {
     const int64_t total = assay_shape_count(&spec->shape), most = total < CHUNK ? total : CHUNK;
     OWNED double *values = NULL;
@@ -103,6 +104,7 @@ static assay_status copy_tensor(assay_context *ctx, const assay_source *from, co
     for (int64_t first = 0; first < total; first += CHUNK) {
         const int64_t count = total - first < CHUNK ? total - first : CHUNK;
         MUST(from->read(ctx, from->self, spec->path, first, count, values));
+        for (int64_t i = first == 0; negated && i < count; i++) values[i] = -values[i];
         MUST(out->write(ctx, out->self, spec->path, count, values));
     }
     return ASSAY_OK;
@@ -176,7 +178,7 @@ static assay_status write_all_inputs(assay_context *ctx, file_sink *sink, const 
     for (int i = 0; i < sink->plan->spec_count; i++) {
         const assay_tensor_spec *spec = &sink->plan->specs[i];
         if (!assay_role_is_input(spec->role) || !is_in_file(sink->plan, source, spec, golden)) continue;
-        MUST(copy_tensor(ctx, source, spec, &out));
+        MUST(copy_tensor(ctx, source, spec, sink->plan->negated && assay_dtype_is_negated(spec->type), &out));
     }
     return ASSAY_OK;
 }

@@ -6,11 +6,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <xxhash.h>
 
 #include "harness/backends/backend.h"
 #include "oracle/base/memory.h"
 
-enum { GUARD = 16384, GUARD_BYTE = 0xa5, NAN_BYTE = 0xff, WIDEST = 8 };
+/* Guards before and behind a result, which lies further on by MOVED in every second call. */
+enum { GUARD = 16384, MOVED = 4096, GUARD_BYTE = 0xa5, NAN_BYTE = 0xff, WIDEST = 8 };
 
 static assay_status take_block(assay_context *ctx, void *self, const char *what, int64_t bytes, void **out)
 {
@@ -72,6 +75,19 @@ static assay_status fill_settings(const maker *m, const assay_case *c)
     return ASSAY_OK;
 }
 
+static int64_t size_of(const assay_backend_tensor *tensor)
+{
+    assay_dtype type = ASSAY_FLOAT64;
+    int64_t size = assay_dtype_of_backend(tensor->type, &type) ? (int64_t)assay_dtype_size(type) : 0;
+    for (int32_t i = 0; i < tensor->rank; i++) size *= tensor->dims[i];
+    return size;
+}
+
+static uint64_t sum_of(const assay_backend_tensor *tensor)
+{
+    return XXH3_64bits(tensor->data, (size_t)size_of(tensor));
+}
+
 /* A tensor of the request in its stored type. */
 static assay_status load_tensor(const maker *m, const assay_source *in, const assay_tensor_spec *spec)
 {
@@ -80,7 +96,8 @@ static assay_status load_tensor(const maker *m, const assay_source *in, const as
     void *data = NULL;
     int64_t *dims = NULL;
     const int64_t count = assay_shape_count(&spec->shape), size = (int64_t)assay_dtype_size(spec->type);
-    assay_backend_tensor *tensor = &m->host->tensors[m->host->tensor_count++];
+    const int at = m->host->tensor_count++;
+    assay_backend_tensor *tensor = &m->host->tensors[at];
     TRY(take(m, spec->path, count, size, &data));
     TRY(take(m, spec->path, ASSAY_MAX_RANK, sizeof *dims, &dims));
     memcpy(dims, spec->shape.dims, sizeof spec->shape.dims);
@@ -89,6 +106,7 @@ static assay_status load_tensor(const maker *m, const assay_source *in, const as
     *tensor = read;
     tensor->dims = dims;
     tensor->data = data;
+    m->host->sums[at] = sum_of(tensor);
     TRY(copy_text(m, spec->path, &tensor->path));
 cleanup:
     free((void *)read.data);
@@ -106,7 +124,7 @@ static assay_status add_result(const maker *m, const assay_tensor_spec *spec)
     assay_host *h = m->host;
     h->specs[h->result_count] = *spec;
     h->filled[h->result_count] = room_of(spec);
-    return take(m, spec->path, room_of(spec) + 2 * GUARD, 1, &h->blocks[h->result_count++]);
+    return take(m, spec->path, room_of(spec) + 2 * GUARD + MOVED, 1, &h->blocks[h->result_count++]);
 }
 
 assay_status assay_host_make(assay_context *ctx, const assay_plan *plan, const assay_source *in,
@@ -116,6 +134,7 @@ assay_status assay_host_make(assay_context *ctx, const assay_plan *plan, const a
     const int64_t specs = plan->spec_count + 1;
     *host = (assay_host){0};
     MUST(take(&m, "tensors", specs, sizeof *host->tensors, &host->tensors));
+    MUST(take(&m, "tensors", specs, sizeof *host->sums, &host->sums));
     MUST(take(&m, "results", specs, sizeof *host->results, &host->results));
     MUST(take(&m, "results", specs, sizeof *host->specs, &host->specs));
     MUST(take(&m, "results", specs, sizeof *host->blocks, &host->blocks));
@@ -149,9 +168,10 @@ static int64_t written_of(const assay_host *h, int i)
  * where the type of the call before ends: what is added to a NaN there would not show. */
 static void poison(assay_host *h)
 {
+    h->guard = h->guard == GUARD ? GUARD + MOVED : GUARD;
     for (int i = 0; i < h->result_count; i++) {
-        unsigned char *data = h->blocks[i] + GUARD;
-        memset(h->blocks[i], GUARD_BYTE, GUARD);
+        unsigned char *data = h->blocks[i] + h->guard;
+        memset(h->blocks[i], GUARD_BYTE, (size_t)h->guard);
         memset(data, NAN_BYTE, (size_t)h->filled[i]);
         memset(data + h->filled[i], GUARD_BYTE, (size_t)(room_of(&h->specs[i]) + GUARD - h->filled[i]));
         h->results[i] = assay_backend_result_of(&h->specs[i]);
@@ -172,10 +192,10 @@ static int64_t first_other(const unsigned char *bytes, int64_t count, unsigned c
 /* The byte, counted from the first of the data, that the backend wrote beside a result, before it or behind it; false: none. */
 static bool is_broken(const assay_host *h, int i, int64_t *at)
 {
-    const unsigned char *data = h->blocks[i] + GUARD;
+    const unsigned char *data = h->blocks[i] + h->guard;
     const int64_t written = written_of(h, i), end = room_of(&h->specs[i]) + GUARD;
     const int64_t guard = h->filled[i] > written ? h->filled[i] : written;
-    *at = first_other(h->blocks[i], GUARD, GUARD_BYTE) - GUARD;
+    *at = first_other(h->blocks[i], h->guard, GUARD_BYTE) - h->guard;
     if (*at < 0) return true;
     *at = written + first_other(data + written, guard - written, NAN_BYTE);
     if (*at == guard) *at += first_other(data + guard, end - guard, GUARD_BYTE);
@@ -204,7 +224,31 @@ static bool is_untouched(const assay_host *h, int i)
 {
     const int64_t bytes = written_of(h, i);
     const bool fills = h->specs[i].type != ASSAY_INT32 && assay_dtype_size(type_of(h, i)) > 1;
-    return fills && bytes > 0 && first_other(h->blocks[i] + GUARD, bytes, NAN_BYTE) == bytes;
+    return fills && bytes > 0 && first_other(h->blocks[i] + h->guard, bytes, NAN_BYTE) == bytes;
+}
+
+void assay_host_negate(assay_host *h)
+{
+    for (int i = 0; i < h->tensor_count; i++) {
+        const assay_backend_tensor *t = &h->tensors[i];
+        assay_dtype type;
+        if (!assay_dtype_of_backend(t->type, &type) || !assay_dtype_is_negated(type)) continue;
+        const int64_t size = (int64_t)assay_dtype_size(type), end = size_of(t);
+        for (int64_t at = 2 * size - 1; at < end; at += size) ((unsigned char *)t->data)[at] ^= 0x80;
+        h->sums[i] = sum_of(t);
+    }
+}
+
+bool assay_host_writes_on(assay_host *h)
+{
+    uint64_t sums[2] = {0, 0};
+    for (int pass = 0; pass < 2; pass++) {
+        if (pass == 1) nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+        for (int i = 0; i < h->result_count; i++)
+            sums[pass] = XXH3_64bits_withSeed(h->blocks[i], (size_t)(room_of(&h->specs[i]) + 2 * GUARD), sums[pass]);
+    }
+    if (sums[0] != sums[1]) snprintf(h->message, ASSAY_HOST_MESSAGE, "the backend wrote after it had returned");
+    return sums[0] != sums[1];
 }
 
 int assay_host_call(assay_host *h, assay_backend_function backend)
@@ -225,6 +269,11 @@ int assay_host_call(assay_host *h, assay_backend_function backend)
     fflush(stdout); /* what the backend printed comes before what is said of it */
     for (int i = 0; code != ASSAY_BACKEND_DONE && i < h->result_count; i++) h->results[i].written = 0; /* no type yet */
     if (say_broken(h)) return EXIT_FAILURE;
+    for (int i = 0; i < h->tensor_count; i++) {
+        if (sum_of(&h->tensors[i]) == h->sums[i]) continue;
+        snprintf(h->message, ASSAY_HOST_MESSAGE, "the backend changed %s", h->tensors[i].path);
+        return EXIT_FAILURE;
+    }
     for (int i = 0; i < h->result_count; i++) h->filled[i] = written_of(h, i);
     if (code == ASSAY_BACKEND_DONE) return ASSAY_BACKEND_EXIT_DONE;
     if (code == ASSAY_BACKEND_UNSUPPORTED) nothing = "the backend does not have this case";
@@ -236,7 +285,7 @@ assay_status assay_host_result(assay_context *ctx, const assay_host *host, int i
                                const void **bytes, bool *written)
 {
     *spec = host->specs[index];
-    *bytes = host->blocks[index] + GUARD;
+    *bytes = host->blocks[index] + host->guard;
     *written = host->results[index].written != 0 && !is_untouched(host, index);
     if (!*written || assay_dtype_of_backend(host->results[index].type, &spec->type)) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: the backend set type %d, which there is not", spec->path,

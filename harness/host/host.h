@@ -27,9 +27,11 @@ enum { ASSAY_HOST_MESSAGE = 512 };
 typedef struct assay_host {
     assay_backend_setting *settings;
     assay_backend_tensor *tensors;
+    uint64_t *sums; /* of what these hold */
     assay_backend_result *results;
     assay_tensor_spec *specs; /* of the results */
     unsigned char **blocks;   /* guard, data, guard */
+    int64_t guard;            /* bytes before the data, others from call to call */
     int64_t *filled;          /* bytes of the data that hold NaN before the next call; those behind are guard */
     int setting_count, tensor_count, result_count;
     char *message; /* [ASSAY_HOST_MESSAGE] */
@@ -41,8 +43,13 @@ assay_status assay_host_make(assay_context *ctx, const assay_plan *plan, const a
                              const assay_host_memory *memory, assay_host *host);
 
 /* One call of the function; the exit status of a backend's process, and where that is not DONE the reason in
- * host->message. */
+ * host->message. What is given must be as it was, and results have other addresses than in the call before. */
 int assay_host_call(assay_host *host, assay_backend_function backend);
+
+/* Other numbers at the same addresses (assay_dtype_is_negated). Twice: as they were. */
+void assay_host_negate(assay_host *host);
+/* Whether results change in 50 ms after a call; then host->message says so. */
+bool assay_host_writes_on(assay_host *host);
 
 /* A result's bytes and the type that the backend says they have; false where it wrote none, and says so or left it as it was. Refuses a type that there is
  * not. */

@@ -42,6 +42,11 @@ bool assay_dtype_of_backend(assay_backend_type type, assay_dtype *dtype)
     return false;
 }
 
+bool assay_dtype_is_negated(assay_dtype type)
+{
+    return type != ASSAY_INT32 && assay_dtype_size(type) > 1;
+}
+
 /* Texts as they are, a pair joined by a comma, numbers and booleans as YAML writes them. */
 static void setting_text(const assay_model_key *key, const assay_model_config *config, char *text, size_t size)
 {

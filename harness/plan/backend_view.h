@@ -9,6 +9,9 @@
 assay_backend_type assay_backend_type_of(assay_dtype dtype);
 bool assay_dtype_of_backend(assay_backend_type type, assay_dtype *dtype); /* false: there is no such type */
 
+/* Whether a hostile run shows tensors of the type with the other sign too: not codes and scales of a byte. */
+bool assay_dtype_is_negated(assay_dtype type);
+
 /* Every key of a configuration, resolved as case_yaml is, as text. Starts zeroed. */
 typedef struct assay_backend_settings {
     assay_backend_setting *items;

@@ -34,6 +34,7 @@ typedef struct assay_plan {
     int64_t budget;           /* of that: coordinates of each gradient */
     const char *weights;      /* of --weights (harness/plan/model_weights.h), or NULL */
     bool recipe;              /* what its source knows how to draw is stored as a recipe */
+    bool negated;             /* a request of other numbers (assay_dtype_is_negated) */
     bool mutants;             /* the golden is to hold the power of its verdict (harness/power/power_test.h) */
     const struct assay_stage_judge *by_stage; /* of that: who judges stages; NULL: nobody */
     const char *mutants_like; /* of the power: those alone that this pattern matches; NULL: all that are the case's */

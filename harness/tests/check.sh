@@ -36,8 +36,7 @@ refuses 'moe/smal.*moe/small' check moe/smal
 refuses 'missing\.so: No such file' check moe/small --backend "$work/missing.so"
 refuses 'is neither a shared object' check moe/small --backend 'cat {request}'
 refuses '--precision is "bf17"' check moe/small --backend "$backend" --precision bf17
-refuses '--equivalence threads is gone with 0.2: .*--threads N' check moe/small --backend "$backend" --equivalence threads
-refuses '--equivalence mla-absorbed is gone with 0.2: .assay verify' check mla/small --equivalence mla-absorbed
+refuses '--equivalence is "threads", expected one of fused-unfused, ' check moe/small --backend "$backend" --equivalence threads
 refuses 'none of the 1 cases has another form by any' check rms_norm/deepseek --backend "$backend"
 
 ## right ones: with one kernel for both forms, and with two that round at other places

@@ -210,7 +210,7 @@ table='
 0 closes_all         PASS
 1 limits_files       cannot be written
 1 limits_descriptors ended with status
-1 changes_inputs     different bits
+1 changes_inputs     the backend changed inputs/x
 1 differs            different bits
 1 lacks_it_later     in a second run'
 behaviours=0
