@@ -50,6 +50,15 @@ const assay_model_key *assay_model_key_by_name(const char *name)
     return NULL;
 }
 
+int assay_model_choice(const assay_model_config *config, int key)
+{
+    const assay_text *value = (const assay_text *)((const char *)config + assay_model_keys[key].offset);
+    const char *const *choices = assay_model_keys[key].choices;
+    int place = 0;
+    while (choices[place] != NULL && strcmp(choices[place], value->text) != 0) place++;
+    return place;
+}
+
 void assay_model_forget_set_keys(assay_model_config *config)
 {
     const bool interleave = config->is_set[ASSAY_KEY_AT_rope_interleave];

@@ -65,6 +65,9 @@ typedef struct assay_model_key {
 extern const assay_model_key assay_model_keys[ASSAY_MODEL_KEYS];
 const assay_model_key *assay_model_key_by_name(const char *name); /* NULL when there is none */
 
+/* The place of a text among its key's choices. Enumerations that such a key stands for have their order. */
+int assay_model_choice(const assay_model_config *config, int key);
+
 /* No key counts as given any more; rope_interleave stays as it was settled. */
 void assay_model_forget_set_keys(assay_model_config *config);
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "compare/thresholds.h"
+#include "harness/operations/operation.h"
 #include "harness/plan/inputs.h"
 #include "harness/plan/plan_make.h"
 #include "oracle/base/memory.h"
@@ -34,15 +35,12 @@ typedef struct placing {
 /* Of rows that do not know each other; NULL: there are none. */
 static const char *axis_of(const assay_case *c)
 {
-    static const char *const by_token[] = {"rms_norm", "layer_norm", "mlp", "moe", "routing"};
     const assay_model_config *m = &c->config;
     const bool dropping = m->capacity_factor > 0 || m->ragged_buffer_factor > 0;
     const int64_t shards =
         c->mesh_data * c->mesh_fsdp * c->mesh_expert * c->mesh_tensor * c->mesh_mlp_tensor * c->mesh_fsdp_transpose;
     if (dropping || shards > 1 || c->quant_format_count > 0 || c->program != NULL) return NULL;
-    for (size_t i = 0; i < sizeof by_token / sizeof *by_token; i++)
-        if (strcmp(c->op, by_token[i]) == 0) return "S";
-    return "B";
+    return assay_operation_by_name(c->op)->by_token ? "S" : "B";
 }
 
 static int64_t rows_of(const assay_case *c, const char *axis)

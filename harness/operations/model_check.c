@@ -216,7 +216,7 @@ static assay_status check_method(const model_check *check)
         return refuse(check, ASSAY_KEY_AT_routed_scaling_factor, "1", "does not scale its weights");
     }
     if (is_set[ASSAY_KEY_AT_routed_score_func] && m->routed_score_func.text[0] != '\0' &&
-        strcmp(m->routed_score_func.text, assay_score_func_name(method->score_func)) != 0) {
+        assay_model_choice(m, ASSAY_KEY_AT_routed_score_func) != (int)method->score_func) {
         return refuse(check, ASSAY_KEY_AT_routed_score_func, "\"\"", "has a score function of its own, or none");
     }
     return ASSAY_OK;

@@ -25,8 +25,8 @@ static assay_status numbers_of(assay_context *ctx, const assay_case *c, assay_ca
                                                    : config->stream_count == 2 ? s[1].first_columns
                                                                                : s->second_columns,
                                          .epsilon = keys ? m->normalization_layer_epsilon : assay_latent_epsilon_of(m),
+                                         .norm = (assay_cache_norm)assay_model_choice(m, ASSAY_KEY_AT_cache_norm),
                                          .rotates = m->cache_rope};
-    while (strcmp(assay_cache_norms[made->norm], m->cache_norm.text) != 0) made->norm++;
     if (keys && made->norm == ASSAY_CACHE_NORM_LATENT)
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_cache_norm, "none or row: keys have heads, and no latent");
     made->norm_of_row = (made->norm == ASSAY_CACHE_NORM_ROW) != m->cache_variant.norm_of_others;

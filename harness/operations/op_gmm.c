@@ -15,16 +15,13 @@
 static assay_gmm_config layout_of(const assay_case *c)
 {
     const assay_model_config *m = &c->config;
-    assay_gmm_config config = {
+    return (assay_gmm_config){
+        .layout = (assay_gmm_layout)assay_model_choice(m, ASSAY_KEY_AT_gmm_layout),
         .alignment = m->mk_alignment_for_contiguous_layout,
         .dims = {.m = c->batch * c->sequence * (m->num_experts_per_tok > 0 ? m->num_experts_per_tok : 1),
                  .k = m->base_emb_dim,
                  .n = m->base_moe_mlp_dim,
                  .groups = m->num_experts}};
-    for (int i = 0; i < ASSAY_GMM_LAYOUTS; i++) {
-        if (strcmp(m->gmm_layout.text, assay_gmm_layout_names[i]) == 0) config.layout = (assay_gmm_layout)i;
-    }
-    return config;
 }
 
 /* MaxText's rows, by MaxText's recipe: the source calibrates what it is given, whole. */
@@ -66,8 +63,7 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
         config->gmm.alignment != assay_model_defaults.mk_alignment_for_contiguous_layout) {
         return assay_refuse_key(ctx, &c->config, ASSAY_KEY_AT_mk_alignment_for_contiguous_layout,
                                 "%" PRId64 ": gmm_layout %s has no alignment",
-                                assay_model_defaults.mk_alignment_for_contiguous_layout,
-                                assay_gmm_layout_names[layout]);
+                                assay_model_defaults.mk_alignment_for_contiguous_layout, c->config.gmm_layout.text);
     }
     MUST(assay_quant_recipe_config_of(ctx, c, &config->recipe));
     return check_recipe(ctx, c, config);

@@ -85,6 +85,7 @@ static void graph_of(const void *of, graph *g)
 
 const assay_operation assay_op_mlp = {.name = "mlp",
                                       .components = ASSAY_USES_MLP,
+                                      .by_token = true,
                                       .summary = "gated MLP of a dense layer, fused or not",
                                       .config_of = config_of,
                                       .graph = graph_of,

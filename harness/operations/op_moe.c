@@ -313,6 +313,7 @@ static int64_t memory(const void *of)
 
 const assay_operation assay_op_moe = {.name = "moe",
                                       .components = ASSAY_USES_ROUTER | ASSAY_USES_EXPERTS,
+                                      .by_token = true,
                                       .summary = "mixture of experts: dense, dropping, sparse or fused path",
                                       .config_of = config_of,
                                       .axis_size = assay_block_axis_size,

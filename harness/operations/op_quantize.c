@@ -7,32 +7,25 @@
 #include "oracle/base/memory.h"
 #include "oracle/ops/quantize.h"
 
-static int place_of(const char *word, const char *const words[])
-{
-    int place = 0;
-    while (strcmp(words[place], word) != 0) place++;
-    return place;
-}
-
 assay_quantize_config assay_quantize_rules_of(const assay_case *c, const assay_block_format *format, int64_t rows,
                                               int64_t columns)
 {
     const assay_model_config *m = &c->config;
-    return (assay_quantize_config){
-        .rows = rows,
-        .columns = columns,
-        .format = format,
-        .rule = (assay_scale_rule)place_of(m->quant_scale.text, assay_scale_rules),
-        .rounding = (assay_scale_rounding)place_of(m->quant_scale_rounding.text, assay_scale_roundings),
-        .subnormal_scale = m->quant_subnormal_scale,
-        .saturate = m->quant_saturate,
-        .ties_down = strcmp(m->quant_ties.text, "down") == 0,
-        .negative_zero = m->quant_negative_zero,
-        .divide = strcmp(m->quant_elements.text, "divide") == 0,
-        .pack = m->pack_codes && format->element == ASSAY_FLOAT4_E2M1FN,
-        .swizzle = strcmp(m->quant_scale_layout.text, "swizzled_128x4") == 0,
-        .smallest_amax = (float)m->quant_smallest_amax,
-        .largest_of_input = assay_dtype_max(c->dtype)};
+    return (assay_quantize_config){.rows = rows,
+                                   .columns = columns,
+                                   .format = format,
+                                   .rule = (assay_scale_rule)assay_model_choice(m, ASSAY_KEY_AT_quant_scale),
+                                   .rounding =
+                                       (assay_scale_rounding)assay_model_choice(m, ASSAY_KEY_AT_quant_scale_rounding),
+                                   .subnormal_scale = m->quant_subnormal_scale,
+                                   .saturate = m->quant_saturate,
+                                   .ties_down = strcmp(m->quant_ties.text, "down") == 0,
+                                   .negative_zero = m->quant_negative_zero,
+                                   .divide = strcmp(m->quant_elements.text, "divide") == 0,
+                                   .pack = m->pack_codes && format->element == ASSAY_FLOAT4_E2M1FN,
+                                   .swizzle = strcmp(m->quant_scale_layout.text, "swizzled_128x4") == 0,
+                                   .smallest_amax = (float)m->quant_smallest_amax,
+                                   .largest_of_input = assay_dtype_max(c->dtype)};
 }
 
 static assay_status refuse(assay_context *ctx, const char *key, const char *value, const char *expected,

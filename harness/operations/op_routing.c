@@ -28,41 +28,12 @@ assay_router_family assay_router_family_of(const assay_model_config *m)
     return softmax && !m->routed_bias ? ASSAY_ROUTER_DEEPSEEK2 : ASSAY_ROUTER_DEEPSEEK3;
 }
 
-static assay_status score_func_of(assay_context *ctx, const char *name, assay_score_func *score)
-{
-    for (*score = ASSAY_SCORE_NONE; *score <= ASSAY_SCORE_SQRTSOFTPLUS; ++*score)
-        if (strcmp(name, assay_score_func_name(*score)) == 0) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT,
-                      "routed_score_func is \"%s\", expected \"\", sigmoid, softmax or sqrtsoftplus", name);
-}
-
 /* top2_sum where there is a bias, else max (DeepSeek's own rule), unless group_score says it outright. */
-static assay_status group_score_of(assay_context *ctx, const assay_model_config *m, assay_group_score *score)
+static assay_group_score group_score_of(const assay_model_config *m)
 {
-    const char *name = m->group_score.text;
-    if (name[0] == '\0') {
-        *score = m->routed_bias ? ASSAY_GROUP_TOP2_SUM : ASSAY_GROUP_MAX;
-    } else if (strcmp(name, "top2_sum") == 0) {
-        *score = ASSAY_GROUP_TOP2_SUM;
-    } else if (strcmp(name, "max") == 0) {
-        *score = ASSAY_GROUP_MAX;
-    } else {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "group_score is \"%s\", expected top2_sum or max", name);
-    }
-    return ASSAY_OK;
-}
-
-static assay_status balance_scope_of(assay_context *ctx, const assay_model_config *m, assay_balance_scope *scope)
-{
-    static const char *const names[] = {
-        [ASSAY_BALANCE_SEQUENCE] = "sequence", [ASSAY_BALANCE_BATCH] = "batch", [ASSAY_BALANCE_GLOBAL] = "global"};
-    const char *name = m->load_balance_loss_scope.text;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        *scope = (assay_balance_scope)i;
-        if (strcmp(name, names[i]) == 0) return ASSAY_OK;
-    }
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "load_balance_loss_scope is \"%s\", expected sequence, batch or global",
-                      name);
+    const int said = assay_model_choice(m, ASSAY_KEY_AT_group_score); /* behind "" */
+    if (said > 0) return (assay_group_score)(said - 1);
+    return m->routed_bias ? ASSAY_GROUP_TOP2_SUM : ASSAY_GROUP_MAX;
 }
 
 assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, assay_routing_config *config)
@@ -73,11 +44,15 @@ assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, as
         .sequence = c->sequence,
         .num_experts = m->num_experts,
         .num_experts_per_tok = m->num_experts_per_tok,
+        .score_func = (assay_score_func)assay_model_choice(m, ASSAY_KEY_AT_routed_score_func),
+        .group_score = group_score_of(m),
+        .balance_scope = (assay_balance_scope)assay_model_choice(m, ASSAY_KEY_AT_load_balance_loss_scope),
         .n_routing_groups = m->n_routing_groups,
         .topk_routing_group = m->topk_routing_group,
         .top_k_in_group = m->top_k_in_group,
         .routed_scaling_factor = m->routed_scaling_factor,
         .norm_topk_prob = m->norm_topk_prob,
+        .norm_topk_epsilon = m->norm_topk_epsilon,
         .use_random_routing = m->use_random_routing,
         .renormalize_exactly = m->use_batch_split_schedule,
         .other_rule = m->other_rule,
@@ -88,9 +63,6 @@ assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, as
         .hash_rows = m->first_num_hash_layers > 0 ? m->vocab_size : 0,
     };
     MUST(assay_require_positive(ctx, "num_experts", m->num_experts));
-    MUST(score_func_of(ctx, m->routed_score_func.text, &config->score_func));
-    MUST(group_score_of(ctx, m, &config->group_score));
-    MUST(balance_scope_of(ctx, m, &config->balance_scope));
     if (m->first_num_hash_layers > 0) MUST(assay_require_positive(ctx, "vocab_size", m->vocab_size));
     config->family = assay_router_family_of(m);
     const assay_routing_method *method = assay_routing_method_by_name(m->routing_method.text);
@@ -301,6 +273,7 @@ static assay_status forward(assay_context *ctx, const assay_work *w)
 
 const assay_operation assay_op_routing = {.name = "routing",
                                           .components = ASSAY_USES_ROUTER,
+                                          .by_token = true,
                                           .summary = "which experts a token goes to, and with which weights",
                                           .config_of = config_of,
                                           .axis_size = assay_block_axis_size,

@@ -83,6 +83,7 @@ typedef struct assay_operation {
 
     /* --- optional: what stands behind NULL, 0 or false --- */
     unsigned components; /* ASSAY_USES_...: what of a model changes its numbers; 0: nothing does */
+    bool by_token;       /* its rows are tokens, which do not know each other; false: they are sequences */
     bool mesh;           /* whether a case may be spread over a mesh */
     bool quantised;      /* whether operands may be codes with scales (operands.h) */
     /* Appends the operation's tensors: inputs, then weights and results in the order in which they are used and
@@ -113,6 +114,7 @@ typedef struct assay_operation {
 #define ASSAY_OPERATIONS(X)                                                                                            \
     X(rms_norm)                                                                                                        \
     X(layer_norm)                                                                                                      \
+    X(l2_norm)                                                                                                         \
     X(gmm)                                                                                                             \
     X(permute)                                                                                                         \
     X(unpermute)                                                                                                       \

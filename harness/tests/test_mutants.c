@@ -232,7 +232,9 @@ static const struct {
     const char *ops, *mutants;
 } without_case[] = {
     /* none of them is square */
-    {"layer_norm merge_states gqa_decode", "transposed"},
+    {"layer_norm l2_norm merge_states gqa_decode", "transposed"},
+    /* it has none */
+    {"l2_norm", "norm_scales_missing"},
     /* which have no segments, and keys and values in a cache */
     {"mla_decode gqa_decode", "segments_ignored mask_off_by_one"},
     /* a latent cache has one head, and no other has latent keys */

@@ -114,6 +114,7 @@ TEST(rows_have_the_parts_of_their_tensors)
         const assay_operation *op = assay_operations[i];
         unsigned components = 0;
         if (strcmp(op->name, "program") == 0) continue; /* whose tensors are called as users like */
+        if (strcmp(op->name, "l2_norm") == 0) continue; /* a norm without a scale */
         for (int j = 0; j < count; j++) components |= strcmp(cases[j].op, op->name) == 0 ? parts_shown(&cases[j]) : 0;
         for (size_t k = 0; k < sizeof inputs / sizeof *inputs; k++) {
             if ((components & inputs[k].component) == (op->components & inputs[k].component)) continue;

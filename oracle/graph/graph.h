@@ -222,6 +222,8 @@ int graph_stored(graph *g, int x);
 int graph_add(graph *g, int x, int y);
 int graph_rms_norm(graph *g, int x, int scale, double epsilon); /* over the scale's axis, the last one */
 int graph_layer_norm(graph *g, int x, int scale, int bias, double epsilon);
+/* x over the root of the mean of its squares along the last axis, or of their sum, and epsilon. */
+int graph_over_root(graph *g, int x, bool of_sum, double epsilon);
 int graph_scale(graph *g, int x, double factor);
 /* What x has along an axis from `first` on; nothing but such parts reads x, and no two have the same. */
 int graph_slice(graph *g, const char *axes, int x, char axis, int64_t first);

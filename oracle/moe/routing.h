@@ -77,6 +77,7 @@ typedef struct assay_routing_config {
     int64_t top_k_in_group;       /* of ASSAY_GROUP_TOP2_SUM: so many values are summed; 0: two, as the name says */
     double routed_scaling_factor; /* deepseek families */
     bool norm_topk_prob;          /* default, gemma4, fused */
+    double norm_topk_epsilon;     /* added to the sum that weights are divided by; 0: what the family adds */
     bool undivided;               /* deepseek: weights are not divided (flashinfer's Sigmoid) */
     bool select_by_logits;        /* deepseek3: by the logits, not by biased scores (flashinfer's TopKSigmoid) */
     bool use_random_routing;      /* a given choice, which may name an expert twice; weights are what it is chosen by */
@@ -117,7 +118,6 @@ typedef struct assay_routing {
     int32_t *group_sizes;   /* [E] bincount of selected_experts */
 } assay_routing;
 
-const char *assay_score_func_name(assay_score_func score_func); /* "" for none */
 assay_status assay_routing_check(assay_context *ctx, const assay_routing_config *config);
 /* Whether the weights of the chosen experts are divided by their sum. */
 bool assay_routing_divides(const assay_routing_config *config);

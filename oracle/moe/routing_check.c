@@ -20,11 +20,6 @@ static const char *const SCORE_NAMES[] = {
     [ASSAY_SCORE_SQRTSOFTPLUS] = "sqrtsoftplus",
 };
 
-const char *assay_score_func_name(assay_score_func score_func)
-{
-    return SCORE_NAMES[score_func];
-}
-
 static assay_routing_rule rule_of_family(const assay_routing_config *config)
 {
     const assay_router_family family = config->family;
@@ -66,6 +61,7 @@ static assay_routing_rule rule_of_family(const assay_routing_config *config)
                       (rule.score_func == ASSAY_SCORE_SIGMOID || rule.score_func == ASSAY_SCORE_SQRTSOFTPLUS);
         rule.epsilon = rule.divide && !config->renormalize_exactly ? SUM_EPSILON : 0.0;
     }
+    if (config->norm_topk_epsilon > 0.0) rule.epsilon = config->norm_topk_epsilon;
     if ((fused && rule.score_func == ASSAY_SCORE_NONE) || gemma4) rule.score_func = ASSAY_SCORE_SOFTMAX;
     return rule;
 }
@@ -79,7 +75,7 @@ assay_routing_rule assay_routing_rule_of(const assay_routing_config *config)
 
 bool assay_routing_has_naive_form(const assay_routing_rule *rule)
 {
-    return rule->softmax_chosen && rule->score_func == ASSAY_SCORE_NONE && !rule->detached;
+    return rule->softmax_chosen && rule->score_func == ASSAY_SCORE_NONE && !rule->detached && rule->epsilon == 0.0;
 }
 
 bool assay_routing_divides(const assay_routing_config *config)
@@ -158,6 +154,7 @@ static assay_status check_numbers(assay_context *ctx, const assay_routing_config
         bool signed_value;
     } numbers[] = {
         {"routed_scaling_factor", scaled ? c->routed_scaling_factor : 1.0, true},
+        {"norm_topk_epsilon", c->norm_topk_epsilon, false},
         {"load_balance_loss_weight", c->load_balance_loss_weight, false},
         {"router_z_loss_weight", c->z_loss_weight, false},
         {"routed_bias_update_rate", c->routed_bias_update_rate, false},
@@ -186,6 +183,11 @@ assay_status assay_routing_check(assay_context *ctx, const assay_routing_config 
                           "routing: llama4 with num_experts_per_tok=%" PRId64
                           " and norm_topk_prob=%s, expected 1 and false",
                           c->num_experts_per_tok, c->norm_topk_prob ? "true" : "false");
+    }
+    if (c->norm_topk_epsilon > 0.0 && !assay_routing_divides(c)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "routing: norm_topk_epsilon=%g, expected 0: weights are not divided by their sum",
+                          c->norm_topk_epsilon);
     }
     if (family == ASSAY_ROUTER_GEMMA4 && c->score_func != ASSAY_SCORE_NONE) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,

@@ -6,8 +6,6 @@
 #include "oracle/base/memory.h"
 #include "oracle/ops/rms_norm.h"
 
-const char *const assay_cache_norms[] = {"none", "latent", "row", NULL};
-
 /* Whether what is rotated is of the norm, whose weights it then matters to come first. */
 static bool rotated_by_norm(const assay_cache_numbers_config *c)
 {

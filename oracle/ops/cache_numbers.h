@@ -11,8 +11,6 @@
 /* Of the latent alone, or of the row: the latent with its rope, a head's key. */
 typedef enum assay_cache_norm { ASSAY_CACHE_NORM_NONE, ASSAY_CACHE_NORM_LATENT, ASSAY_CACHE_NORM_ROW } assay_cache_norm;
 
-extern const char *const assay_cache_norms[]; /* none, latent, row; NULL */
-
 typedef struct assay_cache_numbers_config {
     int64_t tokens, heads, columns, second; /* second 0: keys */
     assay_cache_norm norm;                  /* what has weights */

@@ -29,8 +29,7 @@ typedef struct assay_gmm_config {
     assay_gmm_dims dims; /* masked: m is max_m */
 } assay_gmm_config;
 
-extern const char *const assay_gmm_layout_names[ASSAY_GMM_LAYOUTS + 1]; /* the values of gmm_layout; ends with NULL */
-const char *assay_gmm_index_name(assay_gmm_layout layout);              /* "m_indices" */
+const char *assay_gmm_index_name(assay_gmm_layout layout); /* "m_indices" */
 int64_t assay_gmm_index_count(const assay_gmm_config *config);
 int64_t assay_gmm_places(const assay_gmm_config *config); /* rows that there are, used or not */
 

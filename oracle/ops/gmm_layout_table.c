@@ -1,8 +1,5 @@
 #include "oracle/ops/gmm_layout.h"
 
-const char *const assay_gmm_layout_names[ASSAY_GMM_LAYOUTS + 1] = {"ragged", "contiguous", "masked", "psum",
-                                                                   "k_grouped"};
-
 const char *assay_gmm_index_name(assay_gmm_layout layout)
 {
     static const char *const names[ASSAY_GMM_LAYOUTS] = {"group_sizes", "m_indices", "masked_m", "psum_m",

@@ -102,7 +102,7 @@ static void name_codes(graph *g, const assay_program_line *line, int numbers)
 static int norm(graph *g, const form *of, const assay_program_node *node, const int *in)
 {
     const double epsilon = assay_program_number(node, "epsilon");
-    (void)of;
+    if (node->in_count == 1) return graph_over_root(g, in[0], of->function == 1, epsilon);
     return node->in_count == 2 ? graph_rms_norm(g, in[0], in[1], epsilon)
                                : graph_layer_norm(g, in[0], in[1], in[2], epsilon);
 }

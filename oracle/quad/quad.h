@@ -118,6 +118,7 @@ typedef struct quad_decode_config {
 
 quad_form quad_rms_norm;     /* double: epsilon */
 quad_form quad_layer_norm;   /* likewise */
+quad_form quad_l2_norm;      /* likewise */
 quad_form quad_gated_mlp;    /* assay_gated_mlp_config */
 quad_form quad_gmm;          /* quad_gmm_config */
 quad_form quad_permute;      /* assay_permute_dims */

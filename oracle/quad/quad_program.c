@@ -114,18 +114,16 @@ static quad_node masked(machine *m, const bool *mask, quad_node chosen, quad_nod
     return quad_gather(m->t, quad_concatenate(m->t, parts, 2), index, count);
 }
 
-enum { LEAST, LARGEST };
-
+/* The form: 1 is the larger, -1 the smaller. */
 static quad_node extreme(machine *m)
 {
-    const bool larger = m->form == LARGEST;
     const quad_node a = broadcast(m, 0), b = broadcast(m, 1);
     const int64_t count = quad_rows(m->t, a);
     bool *mask = quad_keep(m->t, count, sizeof *mask), *both = quad_keep(m->t, count, sizeof *both);
     if (mask == NULL || both == NULL || a == 0 || b == 0) return 0;
     const quad *x = quad_values(m->t, a), *y = quad_values(m->t, b);
     for (int64_t i = 0; i < count; i++) {
-        mask[i] = larger ? x[i] > y[i] : x[i] < y[i];
+        mask[i] = m->form > 0 ? x[i] > y[i] : x[i] < y[i];
         both[i] = x[i] == y[i];
     }
     const quad kink = assay_program_number(m->node, "kink");
@@ -133,19 +131,17 @@ static quad_node extreme(machine *m)
     return masked(m, both, shared, masked(m, mask, a, b));
 }
 
+/* The last operand, added or subtracted, and the first one, if that is another. */
 static quad_node add(machine *m)
 {
-    return quad_add(m->t, broadcast(m, 0), broadcast(m, 1));
-}
-
-static quad_node sub(machine *m)
-{
-    return quad_add(m->t, broadcast(m, 0), quad_times(m->t, broadcast(m, 1), -1));
+    const int last = m->node->in_count - 1;
+    const quad_node b = broadcast(m, last), term = m->form == 1 ? b : quad_times(m->t, b, -1);
+    return last == 0 ? term : quad_add(m->t, broadcast(m, 0), term);
 }
 
 static quad_node mul(machine *m)
 {
-    return quad_multiply(m->t, broadcast(m, 0), broadcast(m, 1));
+    return quad_multiply(m->t, broadcast(m, 0), broadcast(m, m->node->in_count - 1));
 }
 
 static quad_node quotient(machine *m)
@@ -196,16 +192,6 @@ static quad_node where(machine *m)
     return mask == NULL ? 0 : masked(m, mask, broadcast(m, 1), broadcast(m, 2));
 }
 
-static quad_node square(machine *m)
-{
-    return quad_multiply(m->t, broadcast(m, 0), broadcast(m, 0));
-}
-
-static quad_node neg(machine *m)
-{
-    return quad_times(m->t, broadcast(m, 0), -1);
-}
-
 /* y, but kink x where x is `one` or `other`: up to a constant, that is what has this slope there. */
 static quad_node on_kinks(machine *m, quad_node x, quad_node y, quad one, quad other)
 {
@@ -234,16 +220,14 @@ static quad_node clamp(machine *m)
     return on_kinks(m, x, y, low, high);
 }
 
-static quad_node magnitude(machine *m)
+static quad_node mapped(machine *m)
 {
-    const quad_node x = broadcast(m, 0);
-    return on_kinks(m, x, quad_map(m->t, x, QUAD_ABS), 0, 0);
+    return quad_map(m->t, broadcast(m, 0), (quad_unary)m->form);
 }
 
-static quad_node relu(machine *m)
+static quad_node bent_at_zero(machine *m)
 {
-    const quad_node x = broadcast(m, 0);
-    return on_kinks(m, x, quad_map(m->t, x, (quad_unary)ASSAY_RELU), 0, 0);
+    return on_kinks(m, broadcast(m, 0), mapped(m), 0, 0);
 }
 
 /* The nearest number of the type; what is larger than all of them is infinite, or NaN where the type has no infinity. */
@@ -313,16 +297,13 @@ static quad_node in_rows(machine *m, char axes[2 * ASSAY_MAX_RANK])
     return arranged(m, x, axes, product_of(m, over));
 }
 
+enum { BY_MEAN, BY_SUM };
+
 static quad_node sum(machine *m)
 {
     char axes[2 * ASSAY_MAX_RANK];
-    return quad_row_sums(m->t, in_rows(m, axes), 1);
-}
-
-static quad_node mean(machine *m)
-{
-    char axes[2 * ASSAY_MAX_RANK];
-    return quad_row_sums(m->t, in_rows(m, axes), 1 / (quad)product_of(m, assay_program_axes(m->node, "over")));
+    const quad_node rows = in_rows(m, axes);
+    return quad_row_sums(m->t, rows, m->form == BY_SUM ? 1 : 1 / (quad)quad_columns(m->t, rows));
 }
 
 /* The mean of those that are largest, or the first of them. */
@@ -378,19 +359,17 @@ static quad_node cumsum(machine *m)
     return back_to_result(m, quad_linear(m->t, (quad_layer){.x = x, .w = ones}), axes);
 }
 
-static quad_node rms_norm(machine *m)
+/* With a scale, if there is one, and centred, if there is a bias. */
+static quad_node norm(machine *m)
 {
-    const int64_t columns = count_of(operand(m, 1));
-    return quad_normalise(m->t, as_rows(m, operand(m, 0), columns), as_rows(m, operand(m, 1), columns),
-                          assay_program_number(m->node, "epsilon"));
-}
-
-static quad_node layer_norm(machine *m)
-{
-    const int64_t columns = count_of(operand(m, 1));
-    const quad_node x = as_rows(m, operand(m, 0), columns), scale = as_rows(m, operand(m, 1), columns);
-    const quad_node y = quad_normalise(m->t, quad_centred(m->t, x), scale, assay_program_number(m->node, "epsilon"));
-    return quad_add_row(m->t, y, as_rows(m, operand(m, 2), columns));
+    const named *x = operand(m, 0);
+    const int64_t columns = x->shape.dims[x->shape.rank - 1];
+    const int operands = m->node->in_count;
+    const double epsilon = assay_program_number(m->node, "epsilon");
+    const quad_node given = as_rows(m, x, columns), rows = operands > 2 ? quad_centred(m->t, given) : given;
+    if (operands == 1) return quad_over_root(m->t, rows, m->form == BY_SUM ? 1 : 1 / (quad)columns, epsilon);
+    const quad_node y = quad_normalise(m->t, rows, as_rows(m, operand(m, 1), columns), epsilon);
+    return operands > 2 ? quad_add_row(m->t, y, as_rows(m, operand(m, 2), columns)) : y;
 }
 
 /* --- products --- */
@@ -735,79 +714,74 @@ static void integers(machine *m, int i)
 static const struct {
     const char *name;
     function_of *of;
-} FUNCTIONS[] = {{"add", add},
-                 {"abs", magnitude},
-                 {"relu", relu},
-                 {"sub", sub},
-                 {"mul", mul},
-                 {"div", quotient},
-                 {"where", where},
-                 {"float", from_indices},
-                 {"square", square},
-                 {"neg", neg},
-                 {"clamp", clamp},
-                 {"cast", cast},
-                 {"quantise", quantise},
-                 {"sum", sum},
-                 {"mean", mean},
-                 {"max", largest},
-                 {"softmax", softmax},
-                 {"logsumexp", logsumexp},
-                 {"cumsum", cumsum},
-                 {"rms_norm", rms_norm},
-                 {"layer_norm", layer_norm},
-                 {"product", product},
-                 {"grouped_product", grouped_product},
-                 {"causal_conv", causal_conv},
-                 {"linear_scan", linear_scan},
-                 {"rope", rope},
-                 {"rearrange", rearrange},
-                 {"reshape", reshape},
-                 {"detach", detach},
-                 {"slice", slice},
-                 {"concatenate", concatenate},
-                 {"gather", gather},
-                 {"scatter_add", scatter_add},
-                 {"pick", pick}};
-
-static const struct {
-    const char *name;
-    function_of *of;
     int form;
-} FORMS[] = {{"maximum", extreme, LARGEST},       {"minimum", extreme, LEAST},          {"less", compared, LESS},
-             {"equal", compared, EQUAL},          {"floor_div", compared, QUOTIENT},    {"mod", compared, REMAINDER},
-             {"gated_delta_rule", delta_rule, 0}, {"gated_delta_state", delta_rule, 1}, {"attention", attend, 0},
-             {"attention_lse", attend, 1}};
-
-static const struct {
-    const char *name;
-    quad_unary of;
-} MAPS[] = {{"reciprocal", QUAD_RECIPROCAL},
-            {"exp", QUAD_EXP},
-            {"log", QUAD_LOG},
-            {"sqrt", QUAD_SQRT},
-            {"rsqrt", QUAD_INVERSE_ROOT},
-            {"sigmoid", QUAD_SIGMOID},
-            {"silu", QUAD_SILU},
-            {"gelu", (quad_unary)ASSAY_GELU},
-            {"gelu_exact", (quad_unary)ASSAY_GELU_EXACT},
-            {"erf", QUAD_ERF},
-            {"tanh", QUAD_TANH},
-            {"softplus", QUAD_SOFTPLUS},
-            {"sin", QUAD_SIN},
-            {"cos", QUAD_COS}};
+} FUNCTIONS[] = {{"add", add, 1},
+                 {"abs", bent_at_zero, QUAD_ABS},
+                 {"relu", bent_at_zero, ASSAY_RELU},
+                 {"sub", add, -1},
+                 {"mul", mul, 0},
+                 {"div", quotient, 0},
+                 {"where", where, 0},
+                 {"float", from_indices, 0},
+                 {"square", mul, 0},
+                 {"neg", add, -1},
+                 {"clamp", clamp, 0},
+                 {"cast", cast, 0},
+                 {"quantise", quantise, 0},
+                 {"sum", sum, BY_SUM},
+                 {"mean", sum, BY_MEAN},
+                 {"max", largest, 0},
+                 {"softmax", softmax, 0},
+                 {"logsumexp", logsumexp, 0},
+                 {"cumsum", cumsum, 0},
+                 {"layer_norm", norm, BY_MEAN},
+                 {"product", product, 0},
+                 {"grouped_product", grouped_product, 0},
+                 {"causal_conv", causal_conv, 0},
+                 {"linear_scan", linear_scan, 0},
+                 {"rope", rope, 0},
+                 {"rearrange", rearrange, 0},
+                 {"reshape", reshape, 0},
+                 {"detach", detach, 0},
+                 {"slice", slice, 0},
+                 {"concatenate", concatenate, 0},
+                 {"gather", gather, 0},
+                 {"scatter_add", scatter_add, 0},
+                 {"pick", pick, 0},
+                 {"rms_norm", norm, BY_MEAN},
+                 {"l2_norm", norm, BY_SUM},
+                 {"maximum", extreme, 1},
+                 {"minimum", extreme, -1},
+                 {"less", compared, LESS},
+                 {"equal", compared, EQUAL},
+                 {"floor_div", compared, QUOTIENT},
+                 {"mod", compared, REMAINDER},
+                 {"gated_delta_rule", delta_rule, 0},
+                 {"gated_delta_state", delta_rule, 1},
+                 {"attention", attend, 0},
+                 {"attention_lse", attend, 1},
+                 {"reciprocal", mapped, QUAD_RECIPROCAL},
+                 {"exp", mapped, QUAD_EXP},
+                 {"log", mapped, QUAD_LOG},
+                 {"sqrt", mapped, QUAD_SQRT},
+                 {"rsqrt", mapped, QUAD_INVERSE_ROOT},
+                 {"sigmoid", mapped, QUAD_SIGMOID},
+                 {"silu", mapped, QUAD_SILU},
+                 {"gelu", mapped, ASSAY_GELU},
+                 {"gelu_exact", mapped, ASSAY_GELU_EXACT},
+                 {"erf", mapped, QUAD_ERF},
+                 {"tanh", mapped, QUAD_TANH},
+                 {"softplus", mapped, QUAD_SOFTPLUS},
+                 {"sin", mapped, QUAD_SIN},
+                 {"cos", mapped, QUAD_COS}};
 
 static quad_node compute(machine *m)
 {
     const char *name = m->node->step->name;
-    for (size_t i = 0; i < sizeof FUNCTIONS / sizeof *FUNCTIONS; i++)
+    for (size_t i = 0; i < sizeof FUNCTIONS / sizeof *FUNCTIONS; i++) {
+        m->form = FUNCTIONS[i].form;
         if (strcmp(name, FUNCTIONS[i].name) == 0) return FUNCTIONS[i].of(m);
-    for (size_t i = 0; i < sizeof FORMS / sizeof *FORMS; i++) {
-        m->form = FORMS[i].form;
-        if (strcmp(name, FORMS[i].name) == 0) return FORMS[i].of(m);
     }
-    for (size_t i = 0; i < sizeof MAPS / sizeof *MAPS; i++)
-        if (strcmp(name, MAPS[i].name) == 0) return quad_map(m->t, broadcast(m, 0), MAPS[i].of);
     quad_refuse(m->t, "%s has no second form", name);
     return 0;
 }

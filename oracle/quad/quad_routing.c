@@ -104,6 +104,7 @@ static quad_node weights_of(quad_tape *t, const assay_routing_config *config, co
                            : family == ASSAY_ROUTER_DEEPSEEK3 || family == ASSAY_ROUTER_FUSED ? r->scores
                            : family == ASSAY_ROUTER_GEMMA4                                    ? r->probabilities
                                                                                               : r->biased;
+    quad added = config->norm_topk_epsilon;
     int64_t *index = quad_indices(t, copies), *expert = quad_indices(t, copies);
     for (int64_t i = 0; expert != NULL && i < copies; i++) {
         expert[i] = selected[i];
@@ -112,12 +113,12 @@ static quad_node weights_of(quad_tape *t, const assay_routing_config *config, co
     quad_node weights = quad_view(t, quad_gather(t, quad_view(t, from, 1), index, copies), k);
     if (config->use_random_routing || family == ASSAY_ROUTER_LLAMA4) return weights;
     if (is_deepseek(config)) {
-        const quad extra = config->renormalize_exactly ? 0 : 1 / (quad)1e20;
-        if (unbounded && !config->undivided) weights = quad_over_sum(t, weights, extra);
+        if (added == 0 && !config->renormalize_exactly) added = 1 / (quad)1e20;
+        if (unbounded && !config->undivided) weights = quad_over_sum(t, weights, added);
         return quad_times(t, weights, config->routed_scaling_factor);
     }
     if (family == ASSAY_ROUTER_DEFAULT) weights = quad_softmax(t, weights, selected);
-    if (config->norm_topk_prob) weights = quad_over_sum(t, weights, 0);
+    if (config->norm_topk_prob) weights = quad_over_sum(t, weights, added);
     const quad_node scale = quad_input_optional(t, "weights/per_expert_scale", experts, 1);
     return scale == 0 ? weights : quad_multiply(t, weights, quad_view(t, quad_gather(t, scale, expert, copies), k));
 }

@@ -9,6 +9,12 @@ void quad_rms_norm(quad_tape *t, const void *config)
     quad_put(t, "outputs/y", quad_shape_of(t, "inputs/x"), quad_normalise(t, x, scale, *(const double *)config));
 }
 
+void quad_l2_norm(quad_tape *t, const void *config)
+{
+    const quad_node x = quad_input_rows(t, "inputs/x");
+    quad_put(t, "outputs/y", quad_shape_of(t, "inputs/x"), quad_over_root(t, x, 1, *(const double *)config));
+}
+
 void quad_yarn_rope(quad_tape *t, const void *config)
 {
     const assay_rope_config *rope = config;

@@ -137,6 +137,8 @@ quad_node quad_glu(quad_tape *t, quad_node a, quad_node b, const assay_gated_mlp
 
 /* --- rows --- */
 quad_node quad_row_sums(quad_tape *t, quad_node x, quad factor);                      /* times factor: [rows,1] */
+/* x over the root of so much of the sum of its squares, and epsilon. */
+quad_node quad_over_root(quad_tape *t, quad_node x, quad share, double epsilon);
 quad_node quad_normalise(quad_tape *t, quad_node x, quad_node scale, double epsilon); /* RMS norm, times scale */
 quad_node quad_centred(quad_tape *t, quad_node x);                                    /* less the mean of its row */
 /* Of each row; mask [rows,columns]: where it is below 0 the number is not there and gives 0. NULL: all are. */

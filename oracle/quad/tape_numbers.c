@@ -190,11 +190,16 @@ quad_node quad_row_sums(quad_tape *t, quad_node x, quad factor)
     return quad_linear(t, (quad_layer){.x = x, .w = w});
 }
 
+quad_node quad_over_root(quad_tape *t, quad_node x, quad share, double epsilon)
+{
+    const quad_node squares = quad_row_sums(t, quad_multiply(t, x, x), share);
+    return quad_weigh(t, x, quad_map_with(t, squares, QUAD_INVERSE_ROOT, epsilon));
+}
+
 quad_node quad_normalise(quad_tape *t, quad_node x, quad_node scale, double epsilon)
 {
     if (x == 0 || scale == 0) return 0;
-    const quad_node mean_square = quad_row_sums(t, quad_multiply(t, x, x), 1 / (quad)quad_columns(t, x));
-    const quad_node normal = quad_weigh(t, x, quad_map_with(t, mean_square, QUAD_INVERSE_ROOT, epsilon));
+    const quad_node normal = quad_over_root(t, x, 1 / (quad)quad_columns(t, x), epsilon);
     return quad_multiply(t, normal, quad_repeat(t, scale, quad_rows(t, x)));
 }
 

@@ -11,7 +11,7 @@ from . import _results, _tensors
 
 __tracebackhide__ = True  # pytest shows the test, not these functions
 
-BY_TOKEN = ("rms_norm", "layer_norm", "mlp", "moe", "routing")  #: operations whose rows are tokens; of others they are sequences
+BY_TOKEN = ("rms_norm", "layer_norm", "l2_norm", "mlp", "moe", "routing")  #: operations whose rows are tokens; of others they are sequences
 CHECKS = ("repeat", "batch", "order", "pad", "chunk")
 OTHERS = (0, 1, 7, 64, 257)
 PADDING = 7

@@ -56,6 +56,8 @@ def groups(scores: Numbers, count: int, kept: int) -> Numbers:
 KINDS: list[tuple[str, dict[str, object], Any]] = [
     ("deepseek_v32", GROUPED, lambda x, b: 2.5 * divided(sigmoid(x) * best(groups(sigmoid(x) + b, 4, 2), 3))),
     ("glm_moe_dsa", {**GROUPED, "n_group": 1, "topk_group": 1}, lambda x, b: 2.5 * divided(sigmoid(x) * best(sigmoid(x) + b, 3))),
+    ("lfm2_moe", {**NUMBERED, "use_expert_bias": True, "norm_topk_prob": True, "routed_scaling_factor": 1.5},
+     lambda x, b: (lambda w: 1.5 * w / (w.sum(-1, keepdims=True) + 1e-6))(sigmoid(x) * best(sigmoid(x) + b, 3))),
     ("minimax_m2", LOCAL, lambda x, b: divided(sigmoid(x) * best(sigmoid(x) + b, 3))),
     ("deepseek_v4", {**ROUTED, "scoring_func": "sqrtsoftplus", "norm_topk_prob": True, "routed_scaling_factor": 1.5},
      lambda x, b: 1.5 * divided(np.sqrt(np.log1p(np.exp(x))) * best(np.sqrt(np.log1p(np.exp(x))) + b, 3))),
@@ -149,7 +151,7 @@ def test_experts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name, config, words", [
-    ("moe/small", {"model_type": "lfm2_moe"}, "model_type: no operation here is of lfm2_moe: it divides by the sum of the weights and 1e-6"),
+    ("moe/small", {"model_type": "phimoe"}, "model_type: no operation here is of phimoe: its router masks logits by their distance"),
     ("moe/small", {"model_type": "dots2"}, "model_type: expected one that docs/hugging-face.md has, found dots2, did you mean dots1?"),
     ("moe/small", {"model_type": "llava", "text_config": {"hidden_size": 16}}, "docs/hugging-face.md has, found none"),
     ("moe/small", {"model_type": "axk1", **{**GROUPED, "n_group": 1, "topk_group": 1}}, "which is known by its router alone: op moe"),

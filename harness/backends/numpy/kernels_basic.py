@@ -38,6 +38,19 @@ def rms_norm(ar, x, scale, epsilon):
     return n * scale, back
 
 
+def over_root(ar, x, epsilon, total, count):
+    """x over the root of the sum of its squares, or of their mean."""
+    r = ar.reciprocal_root(total(x * x) + ar.float(epsilon))
+    count = ar.float(count)
+
+    def back(dy):
+        n = ar.keep(x * r)
+        fast = ar.variant.backward == "delta"
+        return r * (dy - n * (ar.sum(dy * n)[..., None] / count)) if fast else r * dy - x * (r * r * r * (ar.sum(dy * x)[..., None] / count))
+
+    return x * r, back
+
+
 def grouped_product(ar, lhs, rhs, group_sizes, recipe=None):
     """Rows beyond the last group give 0 and reach nothing."""
     if recipe is not None:

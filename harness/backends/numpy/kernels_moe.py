@@ -45,7 +45,7 @@ class Router:
         gathered = np.take_along_axis(self.scores if self.from_scores else self.biased, self.chosen, -1)
         self.gathered = gathered if deepseek or self.fused else ar.softmax(gathered)
         divides = self.score in ("sigmoid", "sqrtsoftplus") if deepseek else self.fused or s.true("norm_topk_prob")
-        self.total = ar.sum(self.gathered)[:, None] + ar.float(1e-20 if deepseek else 0) if divides else None
+        self.total = ar.sum(self.gathered)[:, None] + ar.float(s.number("norm_topk_epsilon") or (1e-20 if deepseek else 0)) if divides else None
         self.weights = (self.gathered / self.total if divides else self.gathered) * self.factor
         self.balance(s)
 

@@ -3,7 +3,7 @@ import numpy as np
 
 from batch_split import run_function
 from kernels_attention import attention, decode, decode_back, gqa, merge_states, mla, rope, softmax_scale, window_of
-from kernels_basic import GatedMlp, grouped_product, permute, layer_norm, rms_norm, unpermute
+from kernels_basic import GatedMlp, grouped_product, permute, layer_norm, over_root, rms_norm, unpermute
 from kernels_cache import cache_append, caches
 from kernels_moe import Router, expert_checkpoints, gradient_checkpoints, moe
 from kernels_quantize import Operand, dequantize, operands, quantize
@@ -23,6 +23,11 @@ def run_layer_norm(ar, s, t):
     y, back = layer_norm(ar, t["inputs/x"], t["weights/scale"], t["weights/bias"], s.number("normalization_layer_epsilon"))
     dx, d_scale, d_bias = back(t["cotangents/y"])
     return {"outputs/y": y, "gradients/inputs/x": dx, "gradients/weights/scale": d_scale, "gradients/weights/bias": d_bias}
+
+
+def run_l2_norm(ar, s, t):
+    y, back = over_root(ar, t["inputs/x"], s.number("normalization_layer_epsilon"), lambda squares: ar.sum(squares)[..., None], 1)
+    return {"outputs/y": y, "gradients/inputs/x": back(t["cotangents/y"])}
 
 
 def rows_of_groups(s, t):
@@ -260,7 +265,7 @@ def run_cache_append(ar, s, t):
     return cache_append(ar, s, t)
 
 
-OPERATIONS = {"quantize": run_quantize, "dequantize": run_dequantize, "rms_norm": run_rms_norm, "layer_norm": run_layer_norm, "gmm": run_gmm, "permute": run_permute, "unpermute": run_unpermute,
+OPERATIONS = {"quantize": run_quantize, "dequantize": run_dequantize, "rms_norm": run_rms_norm, "layer_norm": run_layer_norm, "l2_norm": run_l2_norm, "gmm": run_gmm, "permute": run_permute, "unpermute": run_unpermute,
               "routing": run_routing, "mlp": run_mlp, "moe": run_moe, "yarn_rope": run_rope, "attention": run_attention, "merge_states": run_merge_states,
               "mla_decode": run_mla_decode, "gqa_decode": run_gqa_decode, "cache_append": run_cache_append,
               "mla": run_mla, "gqa": run_gqa, "deepseek_layer": run_stack, "deepseek_stack": run_stack,

@@ -11,7 +11,7 @@ import numpy as np
 
 from kernels_attention import attention
 from kernels_recurrent import gated_delta_rule, linear_scan
-from kernels_basic import layer_norm, rms_norm
+from kernels_basic import layer_norm, over_root, rms_norm
 from kernels_quantize import FORMATS, Operand, hidden, operands, rules_of_step
 from request import Unsupported
 from storage import is_statistic
@@ -215,7 +215,14 @@ class Machine:
         """A scale that is computed in registers meets what nothing has rounded."""
         return self.ar.in_registers() if any(t.registers for t in operands) else self.ar
 
-    def step_rms_norm(self, x, scale, epsilon=1e-6):
+    def step_l2_norm(self, x, epsilon=1e-6):
+        y, back = over_root(self.ar, x.value, epsilon, lambda squares: self.ar.sum(squares)[..., None], 1)
+        return x.axes, y, lambda d: [back(d)]
+
+    def step_rms_norm(self, x, scale=None, epsilon=1e-6):
+        if scale is None:
+            y, back = over_root(self.ar, x.value, epsilon, self.ar.mean, x.value.shape[-1])
+            return x.axes, y, lambda d: [back(d)]
         y, back = rms_norm(self.norm(scale), x.value, scale.value, epsilon)
         return x.axes, y, back
 

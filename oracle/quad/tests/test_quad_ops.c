@@ -13,6 +13,16 @@ TEST(test_rms_norm)
     assert_result(&c, "outputs/y", 4, (double[]){1. / 7, 3, .2, -.6}, 1e-16);
 }
 
+TEST(test_l2_norm)
+{
+    OWNED_BY(case_end) quad_case c;
+    case_start(&c, 1);
+    /* Sums of squares 25 and 5; with epsilon 11 the roots are 6 and 4. */
+    case_values(&c, "inputs/x", (double[]){3, 4, 1, -2}, DIMS(1, 2, 2));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_l2_norm, &(double){11}));
+    assert_result(&c, "outputs/y", 4, (double[]){.5, 2. / 3, .25, -.5}, 1e-16);
+}
+
 TEST(test_layer_norm)
 {
     OWNED_BY(case_end) quad_case c;

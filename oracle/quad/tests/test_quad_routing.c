@@ -51,17 +51,36 @@ TEST(test_families)
     }
 }
 
-#define ONE(f, score, experts, k)                                                                                      \
-    .batch = 1, .sequence = 1, .num_experts = experts, .num_experts_per_tok = k, .family = f, .score_func = score,     \
+typedef struct by_hand {
+    assay_routing_config config;
+    const char *given, *expected; /* NULL: refused */
+} by_hand;
+
+static void check_rows(const by_hand *rows, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        quad_case c;
+        print_message("row %zu\n", i);
+        if (rows[i].expected != NULL) {
+            assert_by_hand(quad_routing, &rows[i].config, rows[i].given, rows[i].expected);
+            continue;
+        }
+        case_start(&c, 1);
+        case_given(&c, rows[i].given);
+        assert_int_equal(case_evaluate(&c, quad_routing, &rows[i].config), ASSAY_BAD_INPUT);
+        case_end(&c);
+    }
+}
+
+#define SOME(n, f, score, experts, k)                                                                                  \
+    .batch = n, .sequence = n, .num_experts = experts, .num_experts_per_tok = k, .family = f, .score_func = score,     \
     .n_routing_groups = -1, .topk_routing_group = -1, .routed_scaling_factor = 1
+#define ONE(f, score, experts, k) SOME(1, f, score, experts, k)
 #define TENTHS "inputs/logits 0 1.0986122886681098 0.6931471805599453 1.3862943611198906" /* of softmax: .1 .3 .2 .4 */
 
-TEST(test_by_hand)
+TEST(test_choices_and_weights)
 {
-    static const struct {
-        assay_routing_config config;
-        const char *given, *expected; /* NULL: refused */
-    } rows[] = {
+    static const by_hand rows[] = {
         {{ONE(ASSAY_ROUTER_LLAMA4, ASSAY_SCORE_NONE, 4, 1)}, TENTHS, "outputs/weights 1.3862943611198906"},
         {{ONE(ASSAY_ROUTER_LLAMA4, ASSAY_SCORE_NONE, 4, 2)}, TENTHS, NULL},
         {{ONE(ASSAY_ROUTER_LLAMA4, ASSAY_SCORE_NONE, 2, 1)},
@@ -98,6 +117,13 @@ TEST(test_by_hand)
         {{ONE(ASSAY_ROUTER_DEFAULT, ASSAY_SCORE_NONE, 5, 3)},
          "inputs/logits 1 2 1 2 1",
          "routing/selected_experts 1 3 0; routing/margin 0"},
+    };
+    check_rows(rows, sizeof rows / sizeof *rows);
+}
+
+TEST(test_choices_that_are_given)
+{
+    static const by_hand rows[] = {
     /* a hashed layer has no loss; its table has as many rows as there are ids */
 #define HASHED TENTHS "; weights/tid2eid # 0 1 0 2 1 2; inputs/input_ids # 2"
         {{ONE(ASSAY_ROUTER_DEEPSEEK3, ASSAY_SCORE_SOFTMAX, 4, 2), .hash_rows = 3, .load_balance_loss_weight = 1},
@@ -120,31 +146,22 @@ TEST(test_by_hand)
         {{ONE(ASSAY_ROUTER_DEFAULT, ASSAY_SCORE_NONE, 4, 3), .norm_topk_prob = true, .use_random_routing = true},
          CHOSEN "; inputs/routing_weights .5 nan -2",
          "outputs/weights .5 0 -2"},
+    };
+    check_rows(rows, sizeof rows / sizeof *rows);
+}
+
+TEST(test_losses)
+{
+    static const by_hand rows[] = {
     /* row 0 chooses 0, 0, row 1 chooses 0, 1; P of a token is (3/4, 1/4) or its mirror image. Density (1, 0), (1/2, 1/2); mean P (3/4,
          * 1/4), (1/2, 1/2): the mean of (3/4, 0, 1/4, 1/4) is 5/16, times 4 times 1/2. Over the batch density and mean P are (3/4, 1/4) and
          * (5/8, 3/8): half of their product's sum, 9/16, times 4 times 1/2 */
 #define FOUR "inputs/logits 1.0986122886681098 0 1.0986122886681098 0 1.0986122886681098 0 0 1.0986122886681098"
-        {{.batch = 2,
-          .sequence = 2,
-          .num_experts = 2,
-          .num_experts_per_tok = 1,
-          .family = ASSAY_ROUTER_DEFAULT,
-          .n_routing_groups = -1,
-          .topk_routing_group = -1,
-          .routed_scaling_factor = 1,
-          .load_balance_loss_weight = .5,
+        {{SOME(2, ASSAY_ROUTER_DEFAULT, ASSAY_SCORE_NONE, 2, 1), .load_balance_loss_weight = .5,
           .routed_bias_update_rate = .001},
          FOUR,
          "outputs/lb_loss .625; outputs/bias_updates -.001 .001"},
-        {{.batch = 2,
-          .sequence = 2,
-          .num_experts = 2,
-          .num_experts_per_tok = 1,
-          .family = ASSAY_ROUTER_DEFAULT,
-          .n_routing_groups = -1,
-          .topk_routing_group = -1,
-          .routed_scaling_factor = 1,
-          .load_balance_loss_weight = .5,
+        {{SOME(2, ASSAY_ROUTER_DEFAULT, ASSAY_SCORE_NONE, 2, 1), .load_balance_loss_weight = .5,
           .balance_scope = ASSAY_BALANCE_BATCH},
          FOUR,
          "outputs/lb_loss .5625"},
@@ -156,18 +173,7 @@ TEST(test_by_hand)
          "inputs/logits 0 1.0986122886681098; weights/gate/bias 0 -.5",
          "outputs/z_loss 0.96090602783640285"},
     };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        quad_case c;
-        print_message("row %zu\n", i);
-        if (rows[i].expected != NULL) {
-            assert_by_hand(quad_routing, &rows[i].config, rows[i].given, rows[i].expected);
-            continue;
-        }
-        case_start(&c, 1);
-        case_given(&c, rows[i].given);
-        assert_int_equal(case_evaluate(&c, quad_routing, &rows[i].config), ASSAY_BAD_INPUT);
-        case_end(&c);
-    }
+    check_rows(rows, sizeof rows / sizeof *rows);
 }
 
 TEST(test_groups)
