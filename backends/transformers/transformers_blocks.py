@@ -15,6 +15,7 @@ from transformers.models.deepseek_v32 import modeling_deepseek_v32 as v32
 from transformers.models.gemma3 import modeling_gemma3 as gemma3
 from transformers.models.gemma4 import modeling_gemma4 as gemma4
 from transformers.models.glm5_next import modeling_glm5_next as glm5
+from transformers.models.glm_moe_dsa import modeling_glm_moe_dsa as glm
 from transformers.models.hy_v4 import modeling_hy_v4 as hy4
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 from transformers.models.llama4 import modeling_llama4 as llama4
@@ -217,6 +218,27 @@ def layer(x, positions, family, chunks=None, **weights):
     return {"y": functional_call(made(config, 0), parameters, (x,), {"position_embeddings": turns, **told})}
 
 
+def glm_layer(x, positions, **w):
+    heads, wide, rank = w["q_b"].shape
+    latent, value, scored = w["kv_norm"].shape[0], w["o_proj"].shape[2], w["index_q"].shape
+    rotated = len(w["kv_a"]) - latent
+    config = glm.GlmMoeDsaConfig(hidden_size=x.shape[1], intermediate_size=len(w["gate"]), num_attention_heads=heads, num_key_value_heads=heads, q_lora_rank=rank, kv_lora_rank=latent,
+                                 qk_rope_head_dim=rotated, qk_nope_head_dim=wide - rotated, v_head_dim=value, index_n_heads=scored[0], index_head_dim=scored[1], index_topk=4,
+                                 num_hidden_layers=1, vocab_size=8, mlp_layer_types=["dense"], indexer_types=["full"])
+    config._attn_implementation = "eager"
+    names = {"before_attention": "input_layernorm", "before_mlp": "post_attention_layernorm", "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj",
+             "q_a": "self_attn.q_a_proj", "q_norm": "self_attn.q_a_layernorm", "kv_a": "self_attn.kv_a_proj_with_mqa", "kv_norm": "self_attn.kv_a_layernorm",
+             "index_k": "self_attn.indexer.wk", "k_scale": "self_attn.indexer.k_norm", "weights_proj": "self_attn.indexer.weights_proj"}
+    parameters = {f"{there}.weight": w[here] for here, there in names.items()} | {"self_attn.indexer.k_norm.bias": w["k_bias"], "self_attn.o_proj.weight": w["o_proj"].flatten(1)}
+    parameters |= {f"self_attn.{there}.weight": w[here].flatten(0, 1) for here, there in (("q_b", "q_b_proj"), ("kv_b", "kv_b_proj"), ("index_q", "indexer.wq_b"))}
+    turns = glm.GlmMoeDsaRotaryEmbedding(config)(x, positions[None])
+    layer, chosen = glm.GlmMoeDsaDecoderLayer(config, 0), []
+    layer.self_attn.indexer.register_forward_hook(lambda module, given, ids: chosen.append(ids))
+    told = {"attention_mask": torch.full((1, 1, len(x), len(x)), -torch.inf, dtype=x.dtype).triu(1), "position_embeddings": turns, "position_ids": positions[None]}
+    y = functional_call(layer, parameters, (x[None],), told)[0][0, 3:]
+    return {"y": y, "routing/ids/top_k": chosen[0][0, 3:]}
+
+
 def lora(x, w, a, b, adapter=None, **factor):
     """A token is a sample of a batch, which PEFT gives an adapter by its name."""
     a, b, base = (a[None], b[None], nn.Linear(*w.shape, bias=False)) if adapter is None else (a, b, nn.Linear(*w.shape, bias=False))
@@ -287,7 +309,7 @@ BLOCKS = {
     "kda": (kda, {}), "kda-bounded": (kda, {"bound": -5.0}), "compressed-attention": (compressed_attention, {}), "compressed-sparse-attention": (compressed_sparse_attention, {"count": 3}),
     "lora": (lora, {"alpha": 8}), "lora-by-token": (lora, {"alpha": 4, "rank_stabilized": True}), "lora-experts": (lora_experts, {}), "moe-align": (moe_align, {}),
     "weighed-hidden-codes": (weighed_hidden_codes, {}),
-    "qwen3-next-attention": (gated_attention, {}), "gated-delta-states": (gated_delta, {}),
+    "glm5-layer": (glm_layer, {}), "qwen3-next-attention": (gated_attention, {}), "gated-delta-states": (gated_delta, {}),
     **{f"{family}-layer": (layer, {"family": family}) for family in ("gemma3", "gemma4", "llama4")},
 }
 

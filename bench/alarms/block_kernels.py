@@ -325,6 +325,39 @@ def layer(k, x, positions, q_proj, k_proj, v_proj, o_proj, gate, up, down, befor
     return {"y": r + norm(k.product("btf,df->btd", h, down), behind_mlp)}
 
 
+def glm_layer(k, x, positions, q_a, q_norm, q_b, kv_a, kv_norm, kv_b, o_proj, index_q, index_k, k_scale, k_bias, weights_proj, before_attention, before_mlp, gate, up, down, queries=8, count=4):
+    (heads, wide, _), latent, value, rotated = q_b.shape, len(kv_norm), o_proj.shape[2], len(kv_a) - len(kv_norm)
+    last, apart = slice(len(x) - queries, None), wide - rotated
+    turn = lambda t: turned(t, positions, interleave=True)
+    n = k.step("n", k.rms_norm(x, before_attention, 1e-5))
+    qr = k.step("qr", k.rms_norm(k.product("sd,qd->sq", n, q_a), q_norm))
+    q = k.step("q", k.product("sq,neq->sne", qr, q_b))
+    query = k.step("query", torch.cat([q[..., :apart], turn(q[..., apart:])], -1)[last])
+    kv = k.step("kv", k.product("sd,wd->sw", n, kv_a))
+    both = k.step("both", k.product("sc,ngc->sng", k.rms_norm(kv[:, :latent], kv_norm), kv_b))
+    key = k.step("key", torch.cat([both[..., :apart], k.step("turned", turn(kv[:, latent:]))[:, None].expand(-1, heads, -1)], -1))
+    values = k.step("value", both[..., apart:])
+    iq = k.step("iq", k.product("sq,hiq->shi", qr, index_q).detach())
+    ik = k.step("ik", k.layer_norm(k.product("sd,id->si", n, index_k).detach(), k_scale, k_bias))
+    iquery, ikey = (k.step(name, torch.cat([turn(t[..., :rotated]), t[..., rotated:]], -1)) for name, t in (("iquery", iq), ("ikey", ik)))
+    weight = k.step("weight", k.product("td,hd->th", n[last], weights_proj) * len(index_q) ** -0.5)
+    score = k.step("score", k.product("th,ths->ts", weight, F.relu(k.product("thi,si->ths", iquery[last], ikey) * iq.shape[2] ** -0.5)))
+    place = torch.arange(len(x))
+    ids = score.detach().masked_fill(place[last, None] < place, -1e30).sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    k.choice = {"routing/ids/top_k": ids.int().numpy()}
+    if k.main == "chosen":
+        s = k.product("tne,tkne->tnk", query, key[ids]) * wide**-0.5
+        o = k.product("tnk,tknv->tnv", k.step("p", k.softmax(s)), values[ids])
+    else:
+        s = (k.product("tne,sne->nts", query, key) * wide**-0.5).masked_fill(torch.ones_like(score).scatter(1, ids, 0.0).bool(), -1e30)
+        o = Flash.apply(s[None], values.transpose(0, 1)[None], k)[0] if k.main == "flash" else k.product("nts,snv->ntv", k.softmax(s), values)
+        o = o.transpose(0, 1)
+    r = k.step("r", x[last] + k.product("tnv,dnv->td", o, o_proj))
+    m = k.step("m", k.rms_norm(r, before_mlp, 1e-5))
+    h = k.step("h", k.silu(k.product("td,fd->tf", m, gate)) * k.product("td,fd->tf", m, up))
+    return {"y": r + k.product("tf,df->td", h, down)}
+
+
 def gated_attention(k, x, positions, q_proj, k_proj, v_proj, o_proj, q_norm, k_norm, rotated=4):
     width = v_proj.shape[1]
     if k.main == "query and gate apart":
@@ -556,7 +589,7 @@ KERNELS = {
     "indexer-codes": (indexer_codes, ("matrix", "sums and differences", "scales behind"), {}),
     "weighed-hidden-codes": (weighed_hidden_codes, ("groups", "gathered", "gate and up as one"), {}),
     **{f"{family}-layer": (layer, ("products", "flash", "gate and up as one"), {"family": family}) for family in ("gemma3", "gemma4", "llama4")},
-    "qwen3-next-attention": (gated_attention, ("products", "flash", "query and gate apart"), {}),
+    "glm5-layer": (glm_layer, ("dense", "chosen", "flash"), {}), "qwen3-next-attention": (gated_attention, ("products", "flash", "query and gate apart"), {}),
     "gated-delta-states": (gated_delta, ("tokens", "chunks of 16", "chunks of 64"), {}),
     "moe-align": (moe_align, ("sorted", "one-hot", "counted"), {}),
     "dispatch-combine": (dispatch_combine, ("gathered", "first rank first", "last rank first"), {}),

@@ -126,6 +126,7 @@ static const results_of NO_SUMS[] = {
     {"program/muon*", "gradients/weights/w"},
     {"program/linear-cross-entropy*", "checkpoints/counts"}, /* whole numbers, as all that follow */
     {"program/sparse-attention*", "checkpoints/[sc]*n"},
+    {"program/glm5-layer", "checkpoints/[sc]*n"},
     {"program/indexer-loss", "checkpoints/seen"},
     {"program/masks*", "checkpoints/[ijens]*"},
     {"program/rope-frequencies", "*"},

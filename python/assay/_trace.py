@@ -276,6 +276,9 @@ class Tracer:
         if array.size and (array == array.flat[0]).all():
             return self.number(float(array.flat[0])).seen([()] * array.ndim)
         whole = array.dtype.kind in "biu" or (not what and np.isfinite(array).all() and (array == np.rint(array)).all() and np.abs(array).max() < 2**31)
+        levels = np.unique(array) if not whole and not what and not row else np.zeros(0)
+        if len(levels) == 2 and array.ndim > 1 and levels[1] < np.inf:  # a mask that is added
+            return self.where(self.constant(array == levels[1]), self.number(float(levels[1])), self.number(max(float(levels[0]), FAR)))
         if not whole and (what or array.size > (MOST if array.size == max(array.shape) else FEW) or not np.isfinite(array).all()):
             raise lib.BadInput(what or f"a tensor {list(array.shape)} that is none of the function's arguments: give it as one")
         if not whole and array.size <= FEW and not row:

@@ -196,6 +196,17 @@ def test_a_choice_is_judged_by_what_it_was_made_of():
         case.check({**made, "routing/ids/top_k": (ids + 1) % 8})
 
 
+def test_a_tensor_of_two_numbers_is_a_mask():
+    seen = torch.zeros(6, 6).masked_fill(torch.ones(6, 6).triu(1).bool(), float("-inf"))
+
+    def softmax(x, hidden):
+        return torch.softmax(x + seen.masked_fill(hidden == 3, 0.25), -1)
+
+    example = {"x": torch.randn(6, 6), "hidden": torch.arange(6)}
+    assert "less(" in str(assay.trace(softmax, example))  # which the trace holds to the function in float64
+    assay.assert_correct(softmax, softmax, example, precision="f32")
+
+
 def test_a_program_reads_like_the_function():
     text = str(program_of("gated"))
     assert '  h: product("TD,DH->TH", rms_norm(x, scale, epsilon=1e-06), w)\n' in text
