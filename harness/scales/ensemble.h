@@ -9,7 +9,7 @@
 
 /* What error scales and null distributions follow from, as the attribute error_model of a golden says; it counts up with
  * every change of them. Goldens without the attribute are of "1". */
-#define ASSAY_ERROR_MODEL "20"
+#define ASSAY_ERROR_MODEL "21"
 
 /* Evaluates the plan's case: its results, then the error scales and null distributions that the sink wants, into the
  * sink. An exact case has no members (assay_ensemble_members): its scales are 0. So is that of a golden value that is not

@@ -126,7 +126,7 @@ assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precis
                               .seed = assay_random_bits(plan->c->seed, stream, (uint64_t)number),
                               .member = number,
                               .second_form = number % 2 == 1,
-                              .stores_softmax = number / 4 % 2 == 1,
+                              .stores_parts = number / 4 % 2 == 1,
                               .staged = plan->staged};
     /* Half of them leave what is given as it is but in products, whose operands they round: what other uses of it have
      * in common with a product then does not cancel. */

@@ -19,7 +19,7 @@ TEST_IN_FOLDER(a_softmax_may_be_stored)
         OWNED_BY(trial_close) trial t;
         OWNED_BY(test_tensors_free) test_tensors results = {0};
         trial_write(&t, folder, case_named(names[i], "profiles=bf16"));
-        const assay_emulation types = {.storage = profile->storage, .stores_softmax = true};
+        const assay_emulation types = {.storage = profile->storage, .stores_parts = true};
         const assay_sink out = test_tensors_sink(&results);
         assay_context kernel = t.ctx;
         kernel.arithmetic = &nearest_arithmetic;
@@ -61,7 +61,7 @@ TEST(half_of_the_members_store_it)
     trial_plan(&t, case_named("attention/seven", NULL));
     for (int m = 0; m < FEWEST; m++) {
         const assay_emulation e = assay_ensemble_member(&t.plan, &t.plan.precisions[0], "ensemble", m);
-        stored[e.second_form][e.stores_softmax]++;
+        stored[e.second_form][e.stores_parts]++;
     }
     for (int i = 0; i < 4; i++) assert_int_equal(stored[i / 2][i % 2], FEWEST / 4);
 }

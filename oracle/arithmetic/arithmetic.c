@@ -67,7 +67,7 @@ bool assay_rounds_sums_once(const assay_context *ctx)
 
 bool assay_uses_third_form_at(const assay_context *ctx, int64_t row)
 {
-    return assay_rounds_at_random(ctx) && ctx->emulation->stores_softmax == (row / 2 % 2 == 0);
+    return assay_rounds_at_random(ctx) && ctx->emulation->stores_parts == (row / 2 % 2 == 0);
 }
 
 /* The members in another order at each row, so that what else they differ in by their number is apart from it: bit i of a
@@ -90,9 +90,9 @@ bool assay_is_staged(const assay_context *ctx)
     return assay_rounds_at_random(ctx) && ctx->emulation->staged;
 }
 
-bool assay_stores_softmax(const assay_context *ctx)
+bool assay_stores_parts(const assay_context *ctx)
 {
-    return ctx->emulation != NULL && ctx->emulation->stores_softmax;
+    return ctx->emulation != NULL && ctx->emulation->stores_parts;
 }
 
 void assay_round_sums(const assay_context *ctx, double roundings, int64_t count, double *sums)

@@ -105,9 +105,9 @@ bool assay_uses_third_form_at(const assay_context *ctx, int64_t row);
 int64_t assay_turn_at(const assay_context *ctx, int64_t row, int64_t count);
 /* Whether this is an emulated run, and not that to nearest. */
 bool assay_rounds_at_random(const assay_context *ctx);
-/* Whether this run rounds the result of a softmax to storage before its gradient reads it, as where a kernel ends there:
- * only some of the emulated runs do. */
-bool assay_stores_softmax(const assay_context *ctx);
+/* Whether this run rounds to storage what is made within a step, as where a kernel ends there: the result of a softmax before
+ * its gradient reads it, in programs (graph_step.in_parts) also e^-x of a sigmoid. Only some of the emulated runs do. */
+bool assay_stores_parts(const assay_context *ctx);
 
 /* Whether this is an emulated run stage by stage, and no run to nearest: there errors of functions show which in a whole
  * run are small beside those of the stages before. */

@@ -55,9 +55,10 @@ typedef struct assay_emulation {
     uint64_t seed;        /* of the member */
     int member;           /* its number */
     bool second_form;     /* where the code has two orders of operations that are equal but for rounding, the second */
-    bool stores_softmax;  /* a softmax's result is rounded to storage before its gradient reads it */
-    bool staged;          /* a run stage by stage: see assay_is_staged */
-    bool nearest;         /* round to nearest instead; router, elementary and accumulate are exact */
+    bool
+        stores_parts; /* what is made within a step is stored: a softmax before its gradient reads it, e^-x of a sigmoid */
+    bool staged;      /* a run stage by stage: see assay_is_staged */
+    bool nearest;     /* round to nearest instead; router, elementary and accumulate are exact */
 } assay_emulation;
 
 /* Needs ctx->emulation. Not for assay_arithmetic_by_name: nobody chooses it as an engine. */

@@ -133,6 +133,8 @@ typedef struct graph_step {
     int in[GRAPH_IN], out[GRAPH_OUT];
     graph_parameters with;
     graph_hooks hooks;
+    bool
+        in_parts; /* a correct kernel may make its function of several that store their results, and keeps its numbers so */
     bool staged;      /* its functions err as in a run stage by stage (assay_is_staged) */
     assay_dtype sums; /* that a correct kernel keeps its sums in; float64: the profile's */
 } graph_step;

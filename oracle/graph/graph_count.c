@@ -45,6 +45,17 @@ bool graph_in_registers(const graph_call *c)
     return c->graph->tensors[c->step->out[0]].kept == GRAPH_REGISTERS;
 }
 
+bool graph_in_parts(const assay_context *ctx, const graph_call *c)
+{
+    return c->step->in_parts && assay_stores_parts(ctx);
+}
+
+double graph_as_stored(const assay_context *ctx, double number)
+{
+    assay_round(ctx, ASSAY_ROUND_STORAGE, 1, &number);
+    return number;
+}
+
 const char *graph_step_name(const graph_step *step)
 {
     const graph_kind *kind = step->kind;

@@ -50,6 +50,9 @@ graph_step graph_times(int x, double factor);
 bool graph_is_factor(const graph_step *step); /* such a one */
 /* Whether a correct kernel keeps what the step makes in registers. */
 bool graph_in_registers(const graph_call *c);
+/* Whether an emulated run makes the step's function of several that store their results (graph_step.in_parts), and what it stores. */
+bool graph_in_parts(const assay_context *ctx, const graph_call *c);
+double graph_as_stored(const assay_context *ctx, double number);
 /* What backward of the step reads, as graph_kind.reads. */
 unsigned graph_reads(const graph_step *step);
 

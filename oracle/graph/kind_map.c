@@ -44,7 +44,8 @@ static double value_of(graph_map f, double x, const graph_general *with)
     }
 }
 
-static const double two_over_root_pi = 1.1283791670955126;
+static const double two_over_root_pi = 1.1283791670955126, root_half = 0.7071067811865476;
+static const double gelu_root = 0.7978845608028654, gelu_cubic = 0.044715; /* (2/pi)^(1/2) (x + cubic x^3) */
 
 /* Where the function has a slope on either side, and none of its own. */
 static bool is_kink(graph_map f, double x, const graph_general *with)
@@ -114,6 +115,82 @@ static void cast_many(const assay_context *ctx, assay_dtype type, int64_t count,
         y[i] = assay_dtype_round(type, moves ? x[i] + reach * (y[i] - x[i]) : x[i], false);
 }
 
+static double stored_sigmoid(const assay_context *ctx, double x)
+{
+    return graph_as_stored(ctx, 1 / graph_as_stored(ctx, 1 + graph_as_stored(ctx, assay_exp(-x))));
+}
+
+/* tanh of gelu's argument, whose slope is that by x. */
+static double stored_tanh(const assay_context *ctx, double x, double *slope)
+{
+    const double root = graph_as_stored(ctx, gelu_root), cubic = graph_as_stored(ctx, gelu_cubic),
+                 square = graph_as_stored(ctx, x * x);
+    const double sum = graph_as_stored(ctx, x + graph_as_stored(ctx, cubic * graph_as_stored(ctx, square * x)));
+    *slope = graph_as_stored(ctx, root * graph_as_stored(ctx, 1 + graph_as_stored(ctx, 3 * cubic * square)));
+    return graph_as_stored(ctx, assay_tanh(graph_as_stored(ctx, root * sum)));
+}
+
+/* What becomes of a function and its slope where frameworks make them of operators that store their results each, or take the
+ * slope from the result that they stored: 1 - t^2 of a tanh t. As it was, where a type has no such numbers. */
+static void make_in_parts(const assay_context *ctx, graph_map f, double x, double *value, double *slope)
+{
+    const double result = graph_as_stored(ctx, *value), half = graph_as_stored(ctx, 0.5 * x);
+    double y = *value, by_x = *slope, t, inner;
+    switch (f) {
+    case GRAPH_MAP_exp:
+        by_x = result;
+        break;
+    case GRAPH_MAP_tanh:
+        by_x = 1 - graph_as_stored(ctx, result * result);
+        break;
+    case GRAPH_MAP_sqrt:
+        by_x = 0.5 / result;
+        break;
+    case GRAPH_MAP_rsqrt:
+        by_x = -0.5 * graph_as_stored(ctx, result * graph_as_stored(ctx, result * result));
+        break;
+    case GRAPH_MAP_reciprocal:
+        by_x = -result * result;
+        break;
+    case GRAPH_MAP_erf:
+        by_x = graph_as_stored(ctx, two_over_root_pi) * graph_as_stored(ctx, assay_exp(-graph_as_stored(ctx, x * x)));
+        break;
+    case GRAPH_MAP_sigmoid:
+        y = stored_sigmoid(ctx, x);
+        by_x = y * graph_as_stored(ctx, 1 - y);
+        break;
+    case GRAPH_MAP_silu:
+        t = stored_sigmoid(ctx, x);
+        y = x * t;
+        by_x = t + graph_as_stored(ctx, x * graph_as_stored(ctx, t * graph_as_stored(ctx, 1 - t)));
+        break;
+    case GRAPH_MAP_softplus:
+        y = (x > 0 ? x : 0) + graph_as_stored(ctx, assay_log1p(graph_as_stored(ctx, assay_exp(-fabs(x)))));
+        by_x = stored_sigmoid(ctx, x);
+        break;
+    case GRAPH_MAP_gelu:
+        t = stored_tanh(ctx, x, &inner);
+        y = half * graph_as_stored(ctx, 1 + t);
+        by_x = graph_as_stored(ctx, 0.5 * (1 + t)) +
+               graph_as_stored(
+                   ctx, half * graph_as_stored(ctx, inner * graph_as_stored(ctx, 1 - graph_as_stored(ctx, t * t))));
+        break;
+    case GRAPH_MAP_gelu_exact:
+        inner = graph_as_stored(ctx, x * graph_as_stored(ctx, root_half));
+        t = graph_as_stored(ctx, assay_erf(inner));
+        y = half * graph_as_stored(ctx, 1 + t);
+        by_x = graph_as_stored(ctx, 0.5 * (1 + t)) +
+               graph_as_stored(ctx, half * graph_as_stored(ctx, two_over_root_pi * root_half *
+                                                                    graph_as_stored(ctx, assay_exp(-graph_as_stored(
+                                                                                             ctx, inner * inner)))));
+        break;
+    default:
+        break;
+    }
+    if (isfinite(y)) *value = y;
+    if (isfinite(by_x)) *slope = graph_as_stored(ctx, by_x);
+}
+
 static assay_status map_forward(assay_context *ctx, const graph_call *c)
 {
     const graph_general *with = &c->step->with.general;
@@ -133,6 +210,7 @@ static assay_status map_forward(assay_context *ctx, const graph_call *c)
         }
         round_function(ctx, f, count, y);
         round_argument(ctx, f, count, x, y);
+        for (int64_t i = 0; graph_in_parts(ctx, c) && i < count; i++) make_in_parts(ctx, f, x[i], &y[i], &(double){0});
     }
     return ASSAY_OK;
 }
@@ -150,7 +228,6 @@ static double cancelled(const assay_context *ctx, double t)
 static void cancel_terms(const assay_context *ctx, graph_map f, int64_t count, const double *x, const double *value,
                          double *slope)
 {
-    static const double root = 0.7978845608028654, cubic = 0.044715; /* of gelu: (2/pi)^(1/2) (x + cubic x^3) */
     const bool unit = f == GRAPH_MAP_silu || f == GRAPH_MAP_gelu || f == GRAPH_MAP_gelu_exact;
     for (int64_t i = 0; i < count && ctx->emulation != NULL; i++) {
         const double size = fabs(value[i]), square = x[i] * x[i];
@@ -163,8 +240,8 @@ static void cancel_terms(const assay_context *ctx, graph_map f, int64_t count, c
         if (f == GRAPH_MAP_erf) slope[i] *= 1 + assay_moved_by(ctx, square);
         if (f == GRAPH_MAP_tanh) slope[i] += cancelled(ctx, value[i]);
         if (f == GRAPH_MAP_gelu)
-            slope[i] += 0.5 * x[i] * root * (1 + 3 * cubic * square) *
-                        cancelled(ctx, assay_tanh(root * x[i] * (1 + cubic * square)));
+            slope[i] += 0.5 * x[i] * gelu_root * (1 + 3 * gelu_cubic * square) *
+                        cancelled(ctx, assay_tanh(gelu_root * x[i] * (1 + gelu_cubic * square)));
     }
 }
 
@@ -188,6 +265,7 @@ static assay_status map_backward(assay_context *ctx, const graph_call *c)
         round_function(ctx, f, count, dx);
         round_argument(ctx, f, count, x, dx);
         cancel_terms(ctx, f, count, x, value, dx);
+        for (int64_t i = 0; graph_in_parts(ctx, c) && i < count; i++) make_in_parts(ctx, f, x[i], &value[i], &dx[i]);
         for (int64_t i = 0; i < count; i++) dx[i] *= c->dy[0][first + i];
     }
     graph_round_gradient(ctx, c, 0);
@@ -267,24 +345,37 @@ typedef struct pairs {
     const double *x[2];
     graph_strides strides[2];
     int64_t step[2];
+    double number;
 } pairs;
 
-/* What is no tensor, or is not there because backward does not read it, is a number. */
-static pairs pairs_of(const graph_call *c)
+/* A number as a kernel keeps it; of a divisor it keeps the reciprocal. One that decides is not made coarser, nor is one among whole
+ * numbers. */
+static double kept_number(const assay_context *ctx, const graph_call *c, int i, double number)
 {
-    pairs p = {.loop = graph_loop_over(row_out(c))};
+    const graph_binary f = (graph_binary)c->step->with.general.function;
+    const bool decides = f > GRAPH_BINARY_div, divides = f == GRAPH_BINARY_div && i == 1;
+    if (!graph_in_parts(ctx, c) || decides || c->graph->tensors[c->step->out[0]].constant) return number;
+    const double kept = divides ? 1 / graph_as_stored(ctx, 1 / number) : graph_as_stored(ctx, number);
+    return isfinite(kept) ? kept : number;
+}
+
+/* What is no tensor, or is not there because backward does not read it, is a number. */
+static void find_pairs(const assay_context *ctx, const graph_call *c, pairs *p)
+{
+    p->loop = graph_loop_over(row_out(c));
     for (int i = 0; i < 2; i++) {
-        const bool there = c->x[i] != NULL;
-        p.x[i] = there ? c->x[i] : &c->step->with.general.b;
-        p.strides[i] = graph_strides_of(there ? row_in(c, i) : &c->graph->tensors[0].row, row_out(c)->axes);
-        p.step[i] = graph_row_step(&p.loop, &p.strides[i]);
+        const bool there = c->x[i] != NULL, number = !there || c->graph->tensors[c->step->in[i]].role == GRAPH_NUMBER;
+        if (number) p->number = kept_number(ctx, c, i, there ? c->x[i][0] : c->step->with.general.b);
+        p->x[i] = number ? &p->number : c->x[i];
+        p->strides[i] = graph_strides_of(there ? row_in(c, i) : &c->graph->tensors[0].row, row_out(c)->axes);
+        p->step[i] = graph_row_step(&p->loop, &p->strides[i]);
     }
-    return p;
 }
 
 static assay_status binary_forward(assay_context *ctx, const graph_call *c)
 {
-    const pairs p = pairs_of(c);
+    pairs p;
+    find_pairs(ctx, c, &p);
     const graph_binary f = (graph_binary)c->step->with.general.function;
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < p.loop.rows; row++) {
@@ -303,14 +394,18 @@ static void terms_of(const assay_context *ctx, const graph_call *c, const pairs 
 {
     const graph_binary f = (graph_binary)c->step->with.general.function;
     const double kink = c->step->with.general.kink;
+    const bool parts = f == GRAPH_BINARY_div && along == 1 && graph_in_parts(ctx, c); /* -a b^-2 */
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < p->loop.rows; row++) {
         const double *a = p->x[0] + graph_row_start(&p->loop, &p->strides[0], row),
                      *b = p->x[1] + graph_row_start(&p->loop, &p->strides[1], row);
         const double *dy = c->dy[0] + row * p->loop.width;
         double *to = terms + row * p->loop.width;
-        for (int64_t i = 0; i < p->loop.width; i++)
-            to[i] = dy[i] * slope_along(f, along, a[i * p->step[0]], b[i * p->step[1]], kink);
+        for (int64_t i = 0; i < p->loop.width; i++) {
+            const double first = a[i * p->step[0]], second = b[i * p->step[1]];
+            to[i] = dy[i] * (parts ? -first * graph_as_stored(ctx, 1 / graph_as_stored(ctx, second * second))
+                                   : slope_along(f, along, first, second, kink));
+        }
         if (stored) assay_round(ctx, ASSAY_ROUND_STORAGE, p->loop.width, to);
     }
 }
@@ -387,7 +482,8 @@ static assay_status keep_terms(assay_context *ctx, const graph_call *c)
 
 static assay_status binary_backward(assay_context *ctx, const graph_call *c)
 {
-    const pairs p = pairs_of(c);
+    pairs p;
+    find_pairs(ctx, c, &p);
     const graph_binary f = (graph_binary)c->step->with.general.function;
     const bool exact = f == GRAPH_BINARY_add || f == GRAPH_BINARY_sub;
     OWNED double *terms = NULL;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
+#include "oracle/arithmetic/emulated.h"
 #include "oracle/base/memory.h"
 #include "oracle/graph/graph_axes.h"
 #include "oracle/graph/graph_kind.h"
@@ -37,13 +38,22 @@ static assay_status order_forward(assay_context *ctx, const graph_call *c)
     return ASSAY_OK;
 }
 
+/* Gradients of a few copies are added piece by piece, as those of a few readers are. */
 static assay_status order_backward(assay_context *ctx, const graph_call *c)
 {
+    enum { FEW = 8 };
     const int64_t size = graph_in_size(c->graph, c->step, 0);
     if (is_reshaped(c)) {
         memcpy(c->dx[0], c->dy[0], (size_t)size * sizeof(double));
     } else {
-        graph_sum(ctx, c->dx[0], row_in(c, 0), c->dy[0], row_out(c));
+        assay_context own = *ctx;
+        assay_emulation stored;
+        if (graph_in_parts(ctx, c) && graph_out_size(c->graph, c->step, 0) <= FEW * size) {
+            stored = *ctx->emulation;
+            stored.sums = stored.storage;
+            own.emulation = &stored;
+        }
+        graph_sum(&own, c->dx[0], row_in(c, 0), c->dy[0], row_out(c));
         graph_round_gradient(ctx, c, 0);
     }
     return ASSAY_OK;

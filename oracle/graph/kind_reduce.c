@@ -124,7 +124,9 @@ static assay_status reduce_backward(assay_context *ctx, const graph_call *c)
     const int64_t size = graph_in_size(c->graph, c->step, 0);
     if (with->function == GRAPH_REDUCTION_max) return maxima_backward(ctx, c);
     graph_copy(ctx, c->dx[0], row_in(c), c->dy[0], row_out(c));
-    for (int64_t i = 0; i < size && with->function == GRAPH_REDUCTION_mean; i++) c->dx[0][i] /= (double)terms_of(c);
+    const double terms = (double)terms_of(c), share = graph_as_stored(ctx, 1 / terms);
+    for (int64_t i = 0; i < size && with->function == GRAPH_REDUCTION_mean; i++)
+        c->dx[0][i] = graph_in_parts(ctx, c) ? c->dx[0][i] * share : c->dx[0][i] / terms;
     graph_round_gradient(ctx, c, 0);
     return ASSAY_OK;
 }
@@ -201,6 +203,25 @@ static double exponentials(const assay_context *ctx, const lines *l, int64_t lin
     return sum;
 }
 
+/* At a quarter of the lines: where no other form is. */
+static bool in_parts_at(const assay_context *ctx, const graph_call *c, int64_t line)
+{
+    return c->step->in_parts && assay_rounds_at_random(ctx) && !assay_uses_second_form_at(ctx, line) &&
+           !assay_uses_third_form_at(ctx, line);
+}
+
+/* The same of operators that store their results each. */
+static double stored_exponentials(const assay_context *ctx, const lines *l, const double *x, double largest, double *y)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < l->count; i++) {
+        const double e = graph_as_stored(ctx, assay_exp(graph_as_stored(ctx, x[i * l->step] - largest)));
+        if (y != NULL) y[i * l->step] = e;
+        sum += e;
+    }
+    return graph_as_stored(ctx, sum);
+}
+
 static double largest_on(const lines *l, const double *x)
 {
     double largest = -INFINITY;
@@ -234,7 +255,9 @@ static assay_status softmax_forward(assay_context *ctx, const graph_call *c)
         const int64_t start = start_of(&l, line);
         const double *x = c->x[0] + start, largest = largest_on(&l, x);
         double *y = c->y[0] + start;
-        const double sum = divisor_of(ctx, line, largest, exponentials(ctx, &l, line, x, largest, y));
+        const double sum = in_parts_at(ctx, c, line)
+                               ? stored_exponentials(ctx, &l, x, largest, y)
+                               : divisor_of(ctx, line, largest, exponentials(ctx, &l, line, x, largest, y));
         for (int64_t i = 0; i < l.count; i++) y[i * l.step] /= sum;
     }
     if (graph_in_registers(c)) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, graph_out_size(c->graph, c->step, 0), c->y[0]);
@@ -253,21 +276,28 @@ static assay_status softmax_backward(assay_context *ctx, const graph_call *c)
     for (int64_t line = 0; line < line_count(&l); line++) {
         const int64_t start = start_of(&l, line);
         const double *y = c->y[0] + start, *dy = c->dy[0] + start;
-        double *dx = c->dx[0] + start, sum = 0, squares = 0;
+        double *dx = c->dx[0] + start, sum = 0, squares = 0, of_largest = 0;
+        int64_t largest = 0;
         for (int64_t i = 0; i < l.count; i++) {
             const double a = y[i * l.step], b = dy[i * l.step];
             sum = fma(a, b, sum);
             squares += rounds ? (a * b) * (a * b) : 0;
         }
         assay_round_terms(ctx, l.count, 1, &squares, &sum);
+        if (in_parts_at(ctx, c, line)) sum = graph_as_stored(ctx, sum);
         if (of_product != NULL && assay_uses_second_form_at(ctx, line)) sum = of_product[line];
         for (int64_t i = 0; i < l.count; i++) {
             double rest = dy[i * l.step] - sum;
             assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &rest);
             if (rounds) rest += assay_moved_by(ctx, dy[i * l.step]);
+            if (in_parts_at(ctx, c, line)) rest = graph_as_stored(ctx, rest);
             dx[i * l.step] = y[i * l.step] * rest;
+            of_largest -= graph_as_stored(ctx, dx[i * l.step]);
+            largest = y[i * l.step] > y[largest * l.step] ? i : largest;
             if (of_chosen != NULL) dx[i * l.step] += assay_moved_by(ctx, of_chosen[start + i * l.step]);
         }
+        /* of the largest x that was taken off: 0 but for what was rounded */
+        if (in_parts_at(ctx, c, line)) dx[largest * l.step] += of_largest;
     }
     graph_round_gradient(ctx, c, 0);
     return ASSAY_OK;
@@ -282,7 +312,9 @@ static assay_status logsumexp_forward(assay_context *ctx, const graph_call *c)
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t line = 0; line < line_count(&l); line++) {
         const double *x = c->x[0] + start_of(&l, line), largest = largest_on(&l, x);
-        double y = largest + rounded_log(ctx, exponentials(ctx, &l, line, x, largest, NULL));
+        double y = in_parts_at(ctx, c, line)
+                       ? largest + graph_as_stored(ctx, assay_log(stored_exponentials(ctx, &l, x, largest, NULL)))
+                       : largest + rounded_log(ctx, exponentials(ctx, &l, line, x, largest, NULL));
         /* log2(sum) + largest log2(e), times ln(2) */
         if (graph_in_registers(c) || assay_uses_second_form_at(ctx, line))
             assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &y);
@@ -304,6 +336,13 @@ static assay_status logsumexp_backward(assay_context *ctx, const graph_call *c)
         double sum = 0;
         for (int64_t i = 0; i < l.count; i++) sum += assay_exp(x[i * l.step] - largest);
         const double kept = c->y[0][line] - largest;
+        if (in_parts_at(ctx, c, line)) {
+            sum = stored_exponentials(ctx, &l, x, largest, c->dx[0] + start);
+            for (int64_t i = 0; i < l.count; i++)
+                c->dx[0][start + i * l.step] =
+                    c->dy[0][line] * graph_as_stored(ctx, c->dx[0][start + i * l.step] / sum);
+            continue;
+        }
         const bool by_y = rounds && fabs(kept - assay_log(sum)) <= 0.5;
         double from = by_y ? c->y[0][line] : largest;
         if (by_y && assay_uses_second_form_at(ctx, line)) from += moved_a_little(ctx, from);

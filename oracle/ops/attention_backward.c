@@ -118,7 +118,7 @@ void attention_row_gradient(const assay_context *ctx, double *p, double *ds, con
     for (int64_t j = 0; j < count; j++) p[j] -= lse;
     assay_exp_many(ctx, count, p, p);
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, count, p);
-    if (assay_stores_softmax(ctx)) assay_round(ctx, ASSAY_ROUND_STORAGE, count, p);
+    if (assay_stores_parts(ctx)) assay_round(ctx, ASSAY_ROUND_STORAGE, count, p);
     for (int64_t j = 0; j < count; j++) {
         ds[j] = p[j] * (factor * ds[j] - shift);
         p[j] *= factor;

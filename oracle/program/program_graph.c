@@ -203,7 +203,10 @@ static void put_step(graph *g, const assay_program *p, int place, int *tensor)
     for (int i = 0; i < node->in_count; i++) in[i] = tensor[node->in[i]];
     const form *of = form_of(node->step);
     const int before = g->step_count, out = tensor[place] = of->put(g, of, node, in);
-    for (int i = before; i < g->step_count; i++) g->steps[i].sums = line->sums;
+    for (int i = before; i < g->step_count; i++) {
+        g->steps[i].sums = line->sums;
+        g->steps[i].in_parts = !line->fused && of->put != attention; /* whose scale kernels keep as it is */
+    }
     if (node->exact) g->tensors[out].kept = GRAPH_LEFT;
     g->tensors[out].constant |= node->exact;
     if (line->fused && !node->exact && !(root && line->output)) graph_fused(g, out);
