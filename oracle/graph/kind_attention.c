@@ -52,13 +52,43 @@ static assay_rope_rows rows_of(const graph_call *c, const assay_rope_table *tabl
                              .heads = token / width};
 }
 
+static void turn_columns(assay_context *ctx, const graph_call *c, double *y, const double *x, const double *cosines,
+                         const double *sines, bool back)
+{
+    const assay_rope_config *config = &c->step->with.rope.config;
+    const assay_rope_table table = table_of(graph_in_size(c->graph, c->step, 1), config, cosines, sines);
+    const assay_rope_rows rows = rows_of(c, &table, y, x);
+    (back ? assay_rope_backward : assay_rope_forward)(ctx, &rows, &table, config);
+}
+
+/* Frameworks store the cosines and sines, and the products with each. */
+static assay_status turn_in_parts(assay_context *ctx, const graph_call *c, double *y, const double *x, bool back)
+{
+    const int64_t size = graph_in_size(c->graph, c->step, 0), angles = graph_in_size(c->graph, c->step, 1);
+    OWNED double *cosines = NULL;
+    OWNED double *sines = NULL;
+    OWNED double *zeros = NULL;
+    OWNED double *other = NULL;
+    MUST(assay_alloc_f64(ctx, "stored cosines", angles, &cosines));
+    MUST(assay_alloc_f64(ctx, "stored sines", angles, &sines));
+    MUST(assay_alloc_zeros(ctx, "no sines", angles, &zeros));
+    MUST(assay_alloc_zeros(ctx, "products with sines", size, &other));
+    memcpy(cosines, c->x[1], (size_t)angles * sizeof *cosines);
+    memcpy(sines, c->x[2], (size_t)angles * sizeof *sines);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, angles, cosines);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, angles, sines);
+    turn_columns(ctx, c, y, x, cosines, zeros, back);
+    turn_columns(ctx, c, other, x, zeros, sines, back);
+    graph_join(ctx, size, y, other);
+    return ASSAY_OK;
+}
+
 static assay_status turn(assay_context *ctx, const graph_call *c, double *y, const double *x, bool back)
 {
-    const graph_rotation *rope = &c->step->with.rope;
-    const assay_rope_table table = table_of(graph_in_size(c->graph, c->step, 1), &rope->config, c->x[1], c->x[2]);
-    const assay_rope_rows rows = rows_of(c, &table, y, x);
-    if (rope->config.dim < rows.y_head_stride) memcpy(y, x, (size_t)graph_in_size(c->graph, c->step, 0) * sizeof *y);
-    (back ? assay_rope_backward : assay_rope_forward)(ctx, &rows, &table, &rope->config);
+    const bool whole = c->step->with.rope.config.dim == graph_last_axis(c->graph, c->step->in[0]);
+    if (!whole) memcpy(y, x, (size_t)graph_in_size(c->graph, c->step, 0) * sizeof *y);
+    if (graph_in_parts(ctx, c)) return turn_in_parts(ctx, c, y, x, back);
+    turn_columns(ctx, c, y, x, c->x[1], c->x[2], back);
     return ASSAY_OK;
 }
 

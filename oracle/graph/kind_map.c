@@ -115,9 +115,11 @@ static void cast_many(const assay_context *ctx, assay_dtype type, int64_t count,
         y[i] = assay_dtype_round(type, moves ? x[i] + reach * (y[i] - x[i]) : x[i], false);
 }
 
+/* Where e^-x overflows a correct kernel has another form. */
 static double stored_sigmoid(const assay_context *ctx, double x)
 {
-    return graph_as_stored(ctx, 1 / graph_as_stored(ctx, 1 + graph_as_stored(ctx, assay_exp(-x))));
+    const double e = graph_as_stored(ctx, assay_exp(-x));
+    return graph_as_stored(ctx, isfinite(e) ? 1 / graph_as_stored(ctx, 1 + e) : assay_sigmoid(x));
 }
 
 /* tanh of gelu's argument, whose slope is that by x. */

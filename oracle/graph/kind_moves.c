@@ -38,17 +38,22 @@ static assay_status order_forward(assay_context *ctx, const graph_call *c)
     return ASSAY_OK;
 }
 
-/* Gradients of a few copies are added piece by piece, as those of a few readers are. */
-static assay_status order_backward(assay_context *ctx, const graph_call *c)
+/* Whether a sum is of a few terms, which operators add to a stored one piece by piece, as gradients of a few readers. */
+static bool is_added_by_pieces(const assay_context *ctx, const graph_call *c, int64_t terms, int64_t sums)
 {
     enum { FEW = 8 };
+    return graph_in_parts(ctx, c) && terms <= FEW * sums;
+}
+
+static assay_status order_backward(assay_context *ctx, const graph_call *c)
+{
     const int64_t size = graph_in_size(c->graph, c->step, 0);
     if (is_reshaped(c)) {
         memcpy(c->dx[0], c->dy[0], (size_t)size * sizeof(double));
     } else {
         assay_context own = *ctx;
         assay_emulation stored;
-        if (graph_in_parts(ctx, c) && graph_out_size(c->graph, c->step, 0) <= FEW * size) {
+        if (is_added_by_pieces(ctx, c, graph_out_size(c->graph, c->step, 0), size)) {
             stored = *ctx->emulation;
             stored.sums = stored.storage;
             own.emulation = &stored;
@@ -178,17 +183,21 @@ static void gather_rows(const assay_context *ctx, double *to, const double *from
 }
 
 /* to[index[i]] += from[i], ascending; columns are split over threads. */
-static void add_rows(const assay_context *ctx, double *to, int64_t rows, const double *from, const int32_t *index,
-                     int64_t count, int64_t width)
+static void add_rows(const assay_context *ctx, const graph_call *c, double *to, int64_t rows, const double *from,
+                     const int32_t *index, int64_t count, int64_t width)
 {
     enum { COLUMNS = 64 };
+    const bool stores = is_added_by_pieces(ctx, c, count, rows);
     memset(to, 0, (size_t)(rows * width) * sizeof *to);
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t first = 0; first < width; first += COLUMNS) {
         const int64_t columns = width - first < COLUMNS ? width - first : COLUMNS;
-        for (int64_t i = 0; i < count; i++)
-            if (is_row(index[i], rows))
-                assay_add_scaled(ctx, columns, 1, from + i * width + first, to + index[i] * width + first);
+        for (int64_t i = 0; i < count; i++) {
+            double *sums = to + index[i] * width + first;
+            if (!is_row(index[i], rows)) continue;
+            assay_add_scaled(ctx, columns, 1, from + i * width + first, sums);
+            if (stores) assay_round(ctx, ASSAY_ROUND_STORAGE, columns, sums);
+        }
     }
 }
 
@@ -208,7 +217,7 @@ static assay_status gather_forward(assay_context *ctx, const graph_call *c)
 static assay_status gather_backward(assay_context *ctx, const graph_call *c)
 {
     const int64_t rows = row_in(c, SOURCE)->shape.dims[0], size = graph_in_size(c->graph, c->step, SOURCE);
-    add_rows(ctx, c->dx[SOURCE], rows, c->dy[0], c->indices[INDEX], index_count(c), size / rows);
+    add_rows(ctx, c, c->dx[SOURCE], rows, c->dy[0], c->indices[INDEX], index_count(c), size / rows);
     graph_round_gradient(ctx, c, SOURCE);
     return ASSAY_OK;
 }
@@ -219,7 +228,7 @@ static assay_status scatter_forward(assay_context *ctx, const graph_call *c)
 {
     const int64_t rows = row_out(c)->shape.dims[0], width = graph_out_size(c->graph, c->step, 0) / rows;
     const assay_status status = check_indices(ctx, c, rows);
-    if (status == ASSAY_OK) add_rows(ctx, c->y[0], rows, c->x[SOURCE], c->indices[INDEX], index_count(c), width);
+    if (status == ASSAY_OK) add_rows(ctx, c, c->y[0], rows, c->x[SOURCE], c->indices[INDEX], index_count(c), width);
     return status;
 }
 

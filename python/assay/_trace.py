@@ -1579,6 +1579,14 @@ def module_of(function: Any) -> str:
     return "torch" if hasattr(function, "named_parameters") else "jax" if flax else ""
 
 
+def names_of_arguments(function: Callable[..., Any]) -> list[str]:
+    """None of a function that does not say."""
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return []
+
+
 def as_function(function: Callable[..., Any], example: Any) -> tuple[Callable[..., Any], Any, list[str]]:
     """A function, its example by the names of its arguments, and which of these are weights: of a module of PyTorch or flax its parameters. Tensors
     within an argument are arguments by themselves."""
@@ -1591,6 +1599,9 @@ def as_function(function: Callable[..., Any], example: Any) -> tuple[Callable[..
         if len(given) > len(names):
             raise lib.BadInput(f"{said_place(place_of(function))}: the example has {len(given)} tensors, expected at most {len(names)}: {', '.join(names)}")
         example = dict(zip(names, given))
+    elif not module and isinstance(example, Mapping):  # in the order in which a kernel is called
+        order = names_of_arguments(function)
+        example = dict(sorted(example.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
     weights: list[str] = []
     if module is not None and isinstance(example, Mapping):
         function, example, weights = importlib.import_module(f"._trace_{library}", __package__).functional(module, dict(example))
