@@ -1,4 +1,4 @@
-"""Blocks of the catalogue's programs (`assay list 'program/*'`) by modules of transformers and PEFT, by PyTorch's own optimisers, torchao and a kernel of SGLang. A module
+"""Blocks of the catalogue's programs (`assay list 'program/*'`) by modules of transformers, PEFT and NeMo Automodel, by PyTorch's own optimisers, torchao and a kernel of SGLang. A module
 takes its parameters from the request; projections that the program does not have are the identity."""
 import importlib.util
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.mamba2 import modeling_mamba2 as mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3
 
-from peer_blocks import PEERS
+from peer_blocks import PEERS, Given
 from request import Unsupported
 
 
@@ -168,6 +168,36 @@ def compressed_sparse_attention(x, qr, q, own, at, sign, first, wkv, wgate, bias
     return {"y": v4.apply_rotary_pos_emb(o.transpose(1, 2), cos, -sin).transpose(1, 2)[0], "routing/ids/top_k": (chosen[0, 0] == 0).nonzero()[:, 1].reshape(tokens, -1).int()}
 
 
+def compressed_blocks_attention(x, qr, q, own, before, before_qr, at, of, sign, first, wkv, wgate, norm, wk, k_norm, source_wq, source_weights, index_wq, index_weights, sinks, wo):
+    """NeMo Automodel's: the compressor and indexer of the layer before, and all of the layer, without the codes that caches hold."""
+    from nemo_automodel.components.models.deepseek_v41 import attention as v41
+    from nemo_automodel.components.models.common import BackendConfig
+
+    (tokens, heads, width), keys, (groups, wide, narrow) = q.shape, len(x), wo.shape
+    if at.tolist() != list(range(keys - tokens, keys)) or of.tolist() != list(range(keys)) or first.tolist() != list(range(0, keys, 2)):
+        raise Unsupported("queries are the last tokens")
+    v41.quantize_cache = lambda x, **_: x
+    config = SimpleNamespace(hidden_size=x.shape[1], q_lora_rank=qr.shape[1], num_attention_heads=heads, head_dim=width, o_groups=groups, o_lora_rank=narrow, sliding_window=3,
+                             attention_dropout=0.0, kv_source_layer_ids=[0], index_source_layer_ids=[0, 1], candidate_source_layer_id=0, index_n_heads=index_wq.shape[1],
+                             index_head_dim=index_wq.shape[2], index_topk=3, candidate_topk_blocks=2, candidate_block_size=4, compress_ratios=[2, 2], qk_rope_head_dim=len(sign),
+                             compress_rope_theta=160000.0, rope_theta=10000.0, rope_scaling=None, rms_norm_eps=1e-6, torch_dtype="float64")
+    padded = lambda t: F.pad(t, (0, 0) * (t.dim() - 1) + (keys - tokens, 0))[None]
+    turns = v41._RotaryEmbedding(config, compressed=True)
+    places = torch.arange(keys)[None]
+    angles, entry_angles = turns(places), turns(first[None])
+    latent = functional_call(v41._Compressor(config, ratio=2, dtype=x.dtype), {"wkv.weight": wkv.T, "wgate.weight": wgate.T, "norm.weight": norm}, (x[None],))
+    state = v41.DeepseekV41AttentionState(compressed_kv=v41._apply_rope(latent, entry_angles), compression_ratio=2)
+    named = {"wq_b.weight": source_wq.flatten(1).T, "weights_proj.weight": source_weights.T, "wk.weight": wk.T, "k_norm.weight": k_norm}
+    told = {"query_latent": padded(before_qr), "latent": latent, "angles": angles, "compressed_angles": entry_angles, "state": state}
+    state = functional_call(v41._Indexer(config, layer_idx=0, dtype=x.dtype), named, (padded(before),), told)
+    layer = v41.DeepseekV41Attention(config, 1, BackendConfig(attn="eager", linear="torch", rms_norm="torch_fp32"))
+    layer.wq_a, layer.q_norm, layer.wkv, layer.kv_norm, layer.wo_b = Given(padded(qr)), nn.Identity(), Given(v41._apply_rope(own[None], angles, inverse=True)), nn.Identity(), nn.Identity()
+    layer.wq_b = Given(v41._apply_rope(padded(q), angles, inverse=True).flatten(2))  # both of which the layer turns
+    named = {"indexer.wq_b.weight": index_wq.flatten(1).T, "indexer.weights_proj.weight": index_weights.T, "sinks_param.weight": sinks, "wo_a.weight": wo.transpose(1, 2).flatten(0, 1)}
+    made = functional_call(layer, named, (x[None],), {"position_ids": places, "state": state})
+    return {"y": made.hidden_states[0, -tokens:].reshape(tokens, groups, narrow), "routing/ids/top_k": made.state.topk_indices[0, -tokens:]}
+
+
 def gated_attention(x, positions, q_proj, k_proj, v_proj, o_proj, q_norm, k_norm):
     heads, width, place = len(q_proj), v_proj.shape[1], torch.arange(x.shape[1])
     config = SimpleNamespace(hidden_size=x.shape[2], num_attention_heads=heads, num_key_value_heads=len(k_proj), head_dim=width, attention_dropout=0.0, attention_bias=False,
@@ -309,7 +339,8 @@ BLOCKS = {
     "kda": (kda, {}), "kda-bounded": (kda, {"bound": -5.0}), "compressed-attention": (compressed_attention, {}), "compressed-sparse-attention": (compressed_sparse_attention, {"count": 3}),
     "lora": (lora, {"alpha": 8}), "lora-by-token": (lora, {"alpha": 4, "rank_stabilized": True}), "lora-experts": (lora_experts, {}), "moe-align": (moe_align, {}),
     "weighed-hidden-codes": (weighed_hidden_codes, {}),
-    "glm5-layer": (glm_layer, {}), "qwen3-next-attention": (gated_attention, {}), "gated-delta-states": (gated_delta, {}),
+    "glm5-layer": (glm_layer, {}), "compressed-blocks-attention": (compressed_blocks_attention, {}),
+    "qwen3-next-attention": (gated_attention, {}), "gated-delta-states": (gated_delta, {}),
     **{f"{family}-layer": (layer, {"family": family}) for family in ("gemma3", "gemma4", "llama4")},
 }
 

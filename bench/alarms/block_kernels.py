@@ -258,23 +258,14 @@ def overlapping_entries(k, name, x, wkv, wgate, bias, norm, first, rotated):
     return torch.cat([n[..., :-rotated], turned(n[..., -rotated:], first, 160000.0, True)], -1)
 
 
-def compressed_sparse_attention(k, x, qr, q, own, at, sign, first, wkv, wgate, bias, norm, index_wkv, index_wgate, index_bias, index_norm, index_wq, weights_proj, sinks, count=3):
-    (tokens, heads, width), ratio, rotated = q.shape, len(bias), len(sign)
-    c = k.step("c", overlapping_entries(k, "", x, wkv, wgate, bias, norm, first, rotated))
-    ik = k.step("ik", overlapping_entries(k, "i", x, index_wkv, index_wgate, index_bias, index_norm, first, rotated))
-    iq = k.step("iq", k.product("tq,qhi->thi", qr, index_wq))
-    query = k.step("query", torch.cat([iq[..., :-rotated], turned(iq[..., -rotated:], at, 160000.0, True)], -1))
-    weight = k.step("weight", k.product("td,dh->th", x[-tokens:], weights_proj) * iq.shape[1] ** -0.5)
-    score = k.step("score", k.product("th,thw->tw", weight, F.relu(k.product("thi,wi->thw", query, ik)) * iq.shape[2] ** -0.5))
-    past = first + ratio <= at[:, None] + 1
-    ids = score.detach().masked_fill(~past, -1e30).sort(dim=-1, descending=True, stable=True).indices[:, :count]
-    k.choice = {"routing/ids/top_k": ids.int().numpy()}
-    place = torch.arange(len(x))
+def over_window_and_chosen(k, q, own, c, ids, at, sinks):
+    """Attention of a window of three tokens and of the entries of these indices, with a sink."""
+    (tokens, heads, width), place = q.shape, torch.arange(len(own))
     near = (place <= at[:, None]) & (place > at[:, None] - 3)
     window = (k.product("tnc,sc->tns", q, own) * width**-0.5).masked_fill(~near[:, None], -1e30)
     sink = sinks.expand(tokens, heads)[..., None]
     if k.main == "dense":  # over all entries, of which those that are not chosen have no weight
-        mask = torch.full_like(score, -1e30).scatter(1, ids, 0.0)
+        mask = torch.full((tokens, len(c)), -1e30, dtype=q.dtype).scatter(1, ids, 0.0)
         p = k.softmax(torch.cat([window, k.product("tnc,wc->tnw", q, c) * width**-0.5 + mask[:, None], sink], -1))
         o = k.product("tny,yc->tnc", p[..., :-1], torch.cat([own, c]))
     else:
@@ -285,9 +276,49 @@ def compressed_sparse_attention(k, x, qr, q, own, at, sign, first, wkv, wgate, b
             o = share[..., :1] * made[0] + share[..., 1:2] * made[1]
         else:
             p = k.step("p", k.softmax(torch.cat([window, s, sink], -1)))
-            o = k.product("tns,sc->tnc", p[..., : len(x)], own) + k.product("tnk,tkc->tnc", p[..., len(x) : -1], c[ids])
-    o = k.step("o", o)
+            o = k.product("tns,sc->tnc", p[..., : len(own)], own) + k.product("tnk,tkc->tnc", p[..., len(own) : -1], c[ids])
+    return k.step("o", o)
+
+
+def compressed_sparse_attention(k, x, qr, q, own, at, sign, first, wkv, wgate, bias, norm, index_wkv, index_wgate, index_bias, index_norm, index_wq, weights_proj, sinks, count=3):
+    tokens, ratio, rotated = len(q), len(bias), len(sign)
+    c = k.step("c", overlapping_entries(k, "", x, wkv, wgate, bias, norm, first, rotated))
+    ik = k.step("ik", overlapping_entries(k, "i", x, index_wkv, index_wgate, index_bias, index_norm, first, rotated))
+    iq = k.step("iq", k.product("tq,qhi->thi", qr, index_wq))
+    query = k.step("query", torch.cat([iq[..., :-rotated], turned(iq[..., -rotated:], at, 160000.0, True)], -1))
+    weight = k.step("weight", k.product("td,dh->th", x[-tokens:], weights_proj) * iq.shape[1] ** -0.5)
+    score = k.step("score", k.product("th,thw->tw", weight, F.relu(k.product("thi,wi->thw", query, ik)) * iq.shape[2] ** -0.5))
+    past = first + ratio <= at[:, None] + 1
+    ids = score.detach().masked_fill(~past, -1e30).sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    k.choice = {"routing/ids/top_k": ids.int().numpy()}
+    o = over_window_and_chosen(k, q, own, c, ids, at, sinks)
     return {"y": torch.cat([o[..., :-rotated], turned(o[..., -rotated:], at, 160000.0, True, True)], -1)}
+
+
+def compressed_blocks_attention(k, x, qr, q, own, before, before_qr, at, of, sign, first, wkv, wgate, norm, wk, k_norm, source_wq, source_weights, index_wq, index_weights, sinks, wo,
+                                best=2, count=3):
+    ratio, block, rotated = len(x) // len(first), 4, len(sign)
+    turn = lambda t, positions, back=False: torch.cat([t[..., :-rotated], turned(t[..., -rotated:], positions, 160000.0, True, back)], -1)
+    z, kv = (k.step(name, k.product("sd,dc->sc", x, w).unflatten(0, (-1, ratio))) for name, w in (("z", wgate), ("kv", wkv)))
+    n = k.step("n", k.rms_norm((k.softmax(z.transpose(1, 2)) * kv.transpose(1, 2)).sum(-1), norm))
+    c = k.step("c", turn(n, first))
+    ikey = k.step("ikey", turn(k.step("ik", k.rms_norm(k.product("wc,ci->wi", n.detach(), wk), k_norm)), first))
+
+    def scores(name, tokens, latents, wq, weights):
+        query = k.step((name or "i") + "query", turn(k.step((name or "i") + "q", k.product("tq,qhi->thi", latents, wq)), at))
+        weight = k.step(name + "weight", k.product("td,dh->th", tokens, weights) * (wq.shape[1] * wq.shape[2]) ** -0.5)
+        return k.step(name + "score", k.product("th,thw->tw", weight, F.relu(k.product("thi,wi->thw", query, ikey)))).detach()
+
+    first_of = lambda t, many: t.sort(dim=-1, descending=True, stable=True).indices[:, :many]
+    seen = first + ratio <= at[:, None] + 1
+    of_blocks = scores("s", before, before_qr, source_wq, source_weights).masked_fill(~seen, -1e30).unflatten(1, (-1, block)).amax(-1)
+    newest = ((at + 1) // ratio - 1) // block
+    blocks = first_of(of_blocks.scatter(1, newest[:, None], 1e30), best)
+    kept = torch.zeros_like(of_blocks).scatter(1, blocks, 1.0).bool().repeat_interleave(block, 1)
+    ids = first_of(scores("", x[-len(q) :], qr, index_wq, index_weights).masked_fill(~(seen & kept), -1e30), count)
+    k.choice = {"routing/blocks/top_k": blocks.int().numpy(), "routing/ids/top_k": ids.int().numpy()}
+    r = k.step("r", turn(over_window_and_chosen(k, q, own, c, ids, at, sinks), at, True))
+    return {"y": k.product("tge,geo->tgo", r.reshape(len(q), len(wo), -1), wo)}
 
 
 def without_weight(k, x, epsilon):
@@ -598,6 +629,7 @@ KERNELS = {
     "mtp": (mtp, ROWS, {}), "kda": (kda, DELTA, {}), "kda-bounded": (kda, DELTA, {"bounded": True}),
     "compressed-attention": (compressed_attention, ("columns", "sink as a factor", "parts"), {}),
     "compressed-sparse-attention": (compressed_sparse_attention, ("chosen", "dense", "parts"), {}),
+    "compressed-blocks-attention": (compressed_blocks_attention, ("chosen", "dense", "parts"), {}),
 }
 UNROUNDED = {"outputs/z_loss"}  # statistics
 CODES = {"indexer-codes", "weighed-hidden-codes"}  # these kernels give theirs

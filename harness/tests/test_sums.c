@@ -134,6 +134,7 @@ static const results_of NO_SUMS[] = {
     {"program/mtp", "checkpoints/c[0-2]"},
     {"program/compressed-*", "checkpoints/near"},
     {"program/compressed-*", "checkpoints/past"},
+    {"program/compressed-blocks-*", "checkpoints/*e[nwpa]*"},
     {"gqa/one-token", "gradients/weights/*bias"},
     {"*one-expert*", "outputs/weights"},
     {"*", "routing/*weights"}, /* routing has them as outputs, divided by a sum or not */
