@@ -253,21 +253,22 @@ class Case:
 
         ``kernel(given, config)`` gets inputs, weights and cotangents by path as tensors of `module`, and gives results by path. Rows are tokens, or
         sequences where tokens see each other; `rows` names another key of the case, and of a program the letter of an axis. Gradients of weights are
-        compared by repeat alone. No golden is needed, but to say whether rounding explains a difference.
+        compared by repeat alone. `checks` may have "split" too: a cache in other numbers of splits. No golden is needed, but to say whether rounding explains a difference.
         """
-        unknown = [check for check in checks if check not in _invariance.CHECKS]
+        known = (*_invariance.CHECKS, "split")
+        unknown = [check for check in checks if check not in known]
         if unknown:
-            raise lib.BadInput(f"check_invariance: {unknown[0]!r}, expected some of {', '.join(_invariance.CHECKS)}")
+            raise lib.BadInput(f"check_invariance: {unknown[0]!r}, expected some of {', '.join(known)}")
         found = list(_invariance.differences(_invariance.Checker(self, kernel, module, rows), checks))
         if found:
             raise _invariance.NotInvariant(found)
 
-    def _sized(self, key: str, size: int) -> Case:
-        """The same case with so many rows, drawn anew."""
+    def _sized(self, key: str, size: int, *sets: str) -> Case:
+        """The same case with so many rows, drawn anew, and these settings."""
         if self.what.endswith((".h5", ".safetensors")) or self._arrays is not None or self._options["inputs"]:
             raise lib.BadInput("check_invariance: inputs are given, and have one size; open a case whose inputs are drawn")
         options: dict[str, Any] = {**self._options, "unscaled": True}
-        return Case(self.what, (*self._sets, f"{key}={size}"), self._precision, **options)
+        return Case(self.what, (*self._sets, f"{key}={size}", *sets), self._precision, **options)
 
     def _answer(self, command: str, *options: str, results: Sequence[Mapping[str, Any]] = ()) -> Any:
         """What the program says of the golden, and of files with these results, as JSON."""

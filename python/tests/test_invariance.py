@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -141,6 +142,91 @@ def test_a_traced_function_with_no_catalogue() -> None:
 
     with pytest.raises(assay.NotInvariant, match="batch: "):
         case.check_invariance(wrong, rows="T")
+
+
+GMM = {"base_emb_dim": 32, "base_moe_mlp_dim": 6, "sequence": 20, "gradients": "none", "num_experts": 4, "num_experts_per_tok": 1, "batch": 1,
+       "inputs.group_sizes": "{values: [5, 0, 4, 9]}"}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", ["none", "split", "position", "neighbour", "reads on"])
+def test_rows_of_experts(fault: str) -> None:
+    case = assay.case("gmm/ragged", precision="f32", **GMM)
+
+    def kernel(given: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+        x, w, sizes = float32(given)["inputs/lhs"], float32(given)["weights/rhs"], given["inputs/group_sizes"]
+        y, start = np.zeros((len(x), w.shape[2]), np.float32), 0
+        for g, size in enumerate(sizes):
+            order = np.arange(x.shape[1])
+            if fault == "split" and g == 3 and size > 64:
+                order = order[::-1]
+            if fault == "neighbour" and size > 0 and g > 0 and sizes[g - 1] % 2:
+                order = order[::-1]
+            for i in range(start, start + size):
+                orders = [order, order[::-1]] if fault == "position" else [order]
+                y[i] = ordered(x[i], w[g], orders[i % len(orders)])
+            start += size
+        if fault == "reads on" and start < len(x):
+            y[start - 1] += 0 * x[start].sum()
+        return {"outputs/y": y}
+
+    def ordered(row: Any, w: Any, order: Any) -> Any:
+        y = np.zeros(w.shape[1], np.float32)
+        for k in order:
+            y += row[k] * w[k]
+        return y
+
+    if fault == "none":
+        case.check_invariance(kernel)
+        return
+    with pytest.raises(assay.NotInvariant) as raised:
+        case.check_invariance(kernel)
+    found = {difference.check: difference for difference in raised.value.differences}
+    if fault == "split":
+        assert "rows of expert 3 differ when its group has more than 64 rows" in found["batch"].what, found
+        assert set(found["batch"].rows) <= set(range(9, 18)) and found["batch"].grade == "within rounding"
+    assert {"split": "batch", "position": "order", "neighbour": "batch", "reads on": "pad"}[fault] in found
+
+
+@pytest.mark.parametrize("name", ["gqa_decode/hnd", "mla_decode/splits"])
+def test_caches_in_pages_and_splits(name: str) -> None:
+    case = assay.case(name, precision="f64", gradients="none")
+    free = re.sub(r"\n  \w+: \{distribution: values.*", "", case.yaml).replace("inputs:\npositions", "positions")
+
+    def kernel(given: dict[str, Any], config: dict[str, Any], fault: float = 0.0) -> dict[str, Any]:
+        sizes = {key: config[key] for key in ("batch", "num_kv_splits", "pagedattn_num_pages")}
+        of = assay.case(free, inputs=given, precision="f64", cache="", gradients="none", **sizes)
+        return {path: of.golden(path) * (1 + fault) for path, tensor in of.expected.items() if tensor.required}
+
+    case.check_invariance(kernel, checks=["batch", "order", "chunk"])
+    with pytest.raises(assay.NotInvariant, match="batch: outputs/.* among 64 others, and not among 63"):
+        case.check_invariance(lambda given, config: kernel(given, config, 1e-3 * (config["batch"] > 64)), checks=["batch"])
+    with pytest.raises(assay.NotInvariant, match="split: outputs/.* last places, within rounding, in . splits"):
+        case.check_invariance(kernel, checks=["split"])  # the golden's numbers are other sums
+    with pytest.raises(assay.NotInvariant, match="split: outputs/.* last places, beyond rounding, in . splits"):
+        case.check_invariance(lambda given, config: kernel(given, config, 1e-3 * config["num_kv_splits"]), checks=["split"])
+
+
+def test_a_mesh() -> None:
+    case = assay.case("deepseek_layer/mesh-expert4", precision="f64", gradients="none")
+
+    def kernel(given: dict[str, Any], config: dict[str, Any], fault: float = 0.0) -> dict[str, Any]:
+        of = assay.case(case.what, inputs=given, precision="f64", cache="", gradients="none", batch=config["batch"])
+        return {path: of.golden(path) * (1 + fault) for path, tensor in of.expected.items() if tensor.required}
+
+    case.check_invariance(kernel)
+    with pytest.raises(assay.NotInvariant, match="batch: outputs/y"):
+        case.check_invariance(lambda given, config: kernel(given, config, 1e-3 * (config["batch"] > case.config["batch"])), checks=["batch"])
+
+
+@pytest.mark.parametrize("name, why", [
+    ("moe/given-dropping", "drops rows, and which depends on the others"),
+    ("moe/recipe-fp8-full", "quant_recipe fp8_full has scales of several rows together"),
+    ("batch_split/mla", "rows of one shard"),
+    ("permute/stable", "where a row goes depends on the others"),
+])  # fmt: skip
+def test_what_depends_on_others_by_definition_is_refused(name: str, why: str) -> None:
+    with pytest.raises(assay.BadInput, match=why):
+        assay.case(name).check_invariance(lambda given, config: {})
 
 
 def test_nothing_is_found_in_the_oracle_and_in_numpy() -> None:
