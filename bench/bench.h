@@ -53,4 +53,5 @@ assay_status bench_attention(assay_context *ctx, bench_report *report);
 assay_status bench_ensemble(assay_context *ctx, bench_report *report);
 assay_status bench_fixtures(assay_context *ctx, bench_report *report);
 assay_status bench_compare(assay_context *ctx, bench_report *report);
+assay_status bench_steps(assay_context *ctx, bench_report *report);
 assay_status bench_program(assay_context *ctx, bench_report *report);

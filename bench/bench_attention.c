@@ -6,8 +6,6 @@ enum { LENGTH = 4096, HEADS = 2, QK_DIM = 192, V_DIM = 128, BLOCK = 128 };
 static const int64_t QK = (int64_t)LENGTH * HEADS * QK_DIM, V = (int64_t)LENGTH * HEADS * V_DIM;
 static const double TARGET = 0.5;
 
-static const bench_settings settings = {"attention/deepseek", {"batch=1", "sequence=4096"}};
-
 /* The case, and operands of its bare products, head by head. */
 typedef struct problem {
     bench_case own;
@@ -77,7 +75,7 @@ assay_status bench_attention(assay_context *ctx, bench_report *report)
         {&t.query, QK}, {&t.key, QK},   {&t.dquery, QK}, {&t.dkey, QK},           {&t.value, V},
         {&t.out, V},    {&t.dvalue, V}, {&t.dout, V},    {&t.p, scores_of_block}, {&t.ds, scores_of_block}};
     enum { ARRAYS = sizeof arrays / sizeof *arrays };
-    TRY(bench_case_open(ctx, &settings, &t.own));
+    TRY(bench_case_open(ctx, "attention", &t.own));
     TRY(bench_alloc(ctx, arrays, ARRAYS));
     const bench_pair pair = {"causal: S 4096, N 2, Dq 192, Dv 128", bench_case_run_bare, run_products,
                              bench_case_gigaflop(&t.own), TARGET};

@@ -1,22 +1,23 @@
 #include "bench/bench_case.h"
 
+#include <string.h>
+
 #include "harness/plan/inputs.h"
 
-assay_status bench_case_plan(assay_context *ctx, const bench_settings *settings, const char *profiles, bench_case *b)
+assay_status bench_case_plan(assay_context *ctx, const char *name, const char *profiles, bench_case *b)
 {
-    char *pattern = (char *)settings->name;
-    MUST(assay_cases_find(ctx, 1, &pattern, &b->c, &b->count));
-    for (const char *const *item = settings->items; *item != NULL; item++) MUST(assay_case_set(ctx, b->c, *item));
-    MUST(assay_case_set(ctx, b->c, "dtype=float32"));
+    char *file = ASSAY_BENCH_CASES;
+    MUST(assay_cases_find(ctx, 1, &file, &b->cases, &b->count));
+    for (b->c = b->cases; strcmp(b->c->name + strlen("bench/"), name) != 0;) b->c++;
     MUST(assay_case_set(ctx, b->c, profiles));
     return assay_plan_make(ctx, &b->plan, b->c);
 }
 
-assay_status bench_case_open(assay_context *ctx, const bench_settings *settings, bench_case *b)
+assay_status bench_case_open(assay_context *ctx, const char *name, bench_case *b)
 {
     assay_status status;
     assay_inputs inputs = {0};
-    TRY(bench_case_plan(ctx, settings, "profiles=none", b));
+    TRY(bench_case_plan(ctx, name, "profiles=none", b));
     TRY(assay_inputs_open_plan(ctx, &inputs, &b->plan, NULL));
     const assay_source source = assay_inputs_source(&inputs);
     TRY(assay_plan_tensors(ctx, &b->tensors, &b->plan, &source));
@@ -29,7 +30,7 @@ void bench_case_close(bench_case *b)
 {
     assay_tensor_set_free(&b->tensors);
     assay_plan_free(&b->plan);
-    assay_cases_free(b->c, b->count);
+    assay_cases_free(b->cases, b->count);
     *b = (bench_case){0};
 }
 

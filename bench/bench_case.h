@@ -1,28 +1,21 @@
-/* A case of the catalogue, with other settings, as what is measured. */
+/* A case of cases.yml, as what is measured. */
 #pragma once
 
 #include "harness/plan/plan_make.h"
 #include "harness/plan/results.h"
 
-enum { BENCH_SETTINGS = 32 };
-
-typedef struct bench_settings {
-    const char *name;                  /* of the case */
-    const char *items[BENCH_SETTINGS]; /* "key=value"; ends with NULL */
-} bench_settings;
-
 /* Starts zeroed. */
 typedef struct bench_case {
-    assay_case *c;
+    assay_case *cases, *c;
     int count;
     assay_plan plan;
     assay_tensor_set tensors; /* all of them, of bench_case_open */
 } bench_case;
 
-/* The case with float32 numbers and these profiles ("profiles=none"), planned. */
-assay_status bench_case_plan(assay_context *ctx, const bench_settings *settings, const char *profiles, bench_case *b);
+/* The case bench/NAME with these profiles ("profiles=none"), planned. */
+assay_status bench_case_plan(assay_context *ctx, const char *name, const char *profiles, bench_case *b);
 /* The same without profiles, with its tensors in memory. */
-assay_status bench_case_open(assay_context *ctx, const bench_settings *settings, bench_case *b);
+assay_status bench_case_open(assay_context *ctx, const char *name, bench_case *b);
 void bench_case_close(bench_case *b);
 
 /* A bench_case, or what begins with one, forward and backward, whose results are kept. */

@@ -2,14 +2,9 @@
 #include "bench/bench.h"
 #include "bench/bench_case.h"
 
-enum { EMB_DIM = 1024, MLP_DIM = 512, EXPERTS = 32, PER_TOKEN = 4, TOKENS = 1024 }; /* of the settings below */
+enum { EMB_DIM = 1024, MLP_DIM = 512, EXPERTS = 32, PER_TOKEN = 4, TOKENS = 1024 }; /* of bench/moe */
 static const int64_t ROWS = (int64_t)TOKENS * PER_TOKEN, KERNEL = (int64_t)EMB_DIM * MLP_DIM;
 static const double TARGET = 0.8;
-
-static const bench_settings settings = {"moe/deepseek3-tiny-sparse",
-                                        {"batch=1", "sequence=1024", "base_emb_dim=1024", "base_moe_mlp_dim=512",
-                                         "num_experts=32", "num_experts_per_tok=4", "shared_experts=0",
-                                         "n_routing_groups=-1", "topk_routing_group=-1"}};
 
 /* The case, which is run first, and what its bare products need besides. */
 typedef struct problem {
@@ -68,7 +63,7 @@ assay_status bench_moe(assay_context *ctx, bench_report *report)
     const bench_array arrays[] = {{&m.rows, ROWS * EMB_DIM}, {&m.more_rows, ROWS * EMB_DIM}, {&m.a, ROWS * MLP_DIM},
                                   {&m.b, ROWS * MLP_DIM},    {&m.h, ROWS * MLP_DIM},         {&m.gradient, KERNEL}};
     enum { ARRAYS = sizeof arrays / sizeof *arrays };
-    TRY(bench_case_open(ctx, &settings, &m.own));
+    TRY(bench_case_open(ctx, "moe", &m.own));
     TRY(bench_alloc(ctx, arrays, ARRAYS));
     TRY(bench_case_run(ctx, &m.own)); /* for the sizes of groups */
     const bench_pair pair = {"sparse: D 1024, H 512, E 32, K 4, T 1024", bench_case_run_bare, run_products,

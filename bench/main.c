@@ -13,7 +13,7 @@ static const struct section {
 } sections[] = {
     {"matmul", bench_matmul},     {"moe", bench_moe},           {"attention", bench_attention},
     {"ensemble", bench_ensemble}, {"fixtures", bench_fixtures}, {"compare", bench_compare},
-    {"program", bench_program},   {"torch", bench_torch},
+    {"program", bench_program},   {"steps", bench_steps},       {"torch", bench_torch},
 };
 enum { SECTIONS = sizeof sections / sizeof *sections };
 

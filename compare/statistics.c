@@ -200,34 +200,19 @@ static inline __attribute__((always_inline)) void add_element(assay_statistics_s
 static inline __attribute__((always_inline)) void add_whole(assay_statistics_sums *sums, const piece *p, int64_t first,
                                                             int64_t end, int64_t lane)
 {
-    half_lanes row_squares = *(half_lanes *)(sums->row_squares + lane);
-    half_lanes row_count = *(half_lanes *)(sums->row_count + lane);
-    half_lanes errors = *(half_lanes *)(sums->errors + lane);
-    half_lanes products = *(half_lanes *)(sums->row_products + lane);
-    half_lanes weights = *(half_lanes *)(sums->row_weights + lane);
-    half_lanes signed_count = *(half_lanes *)(sums->signed_count + lane);
-    half_lanes signs = *(half_lanes *)(sums->signs + lane);
-    half_lanes outward = *(half_lanes *)(sums->outward + lane);
+    double *const of[] = {sums->row_squares + lane,  sums->row_count + lane,   sums->errors + lane,
+                          sums->row_products + lane, sums->row_weights + lane, sums->signed_count + lane,
+                          sums->signs + lane,        sums->outward + lane};
+    half_lanes sum[8];
+    for (int k = 0; k < 8; k++) sum[k] = *(half_lanes *)of[k];
     for (int64_t i = first + lane; i < end; i += ASSAY_LANES) {
         const half_lanes r = *(const half_lanes *)(p->r + i), size = *(const half_lanes *)(p->size + i);
         const half_lanes sign = *(const half_lanes *)(p->sign + i);
-        row_squares += r * r;
-        row_count += *(const half_lanes *)(p->counts + i);
-        errors += r;
-        products += r * size;
-        weights += size * size;
-        signed_count += sign * sign;
-        signs += sign;
-        outward += *(const half_lanes *)(p->outward + i);
+        const half_lanes term[] = {r * r, *(const half_lanes *)(p->counts + i), r, r * size, size * size, sign * sign,
+                                   sign,  *(const half_lanes *)(p->outward + i)};
+        for (int k = 0; k < 8; k++) sum[k] += term[k];
     }
-    *(half_lanes *)(sums->row_squares + lane) = row_squares;
-    *(half_lanes *)(sums->row_count + lane) = row_count;
-    *(half_lanes *)(sums->errors + lane) = errors;
-    *(half_lanes *)(sums->row_products + lane) = products;
-    *(half_lanes *)(sums->row_weights + lane) = weights;
-    *(half_lanes *)(sums->signed_count + lane) = signed_count;
-    *(half_lanes *)(sums->signs + lane) = signs;
-    *(half_lanes *)(sums->outward + lane) = outward;
+    for (int k = 0; k < 8; k++) *(half_lanes *)of[k] = sum[k];
 }
 
 /* At most PIECE elements of one row. An element's lane is that of its column, so that pieces make no difference. */

@@ -109,7 +109,6 @@ double assay_per(double x); /* 1 / x, but finite, and 0 for 0 */
 typedef struct assay_leave_one_out {
     const assay_error_view *view;
     double tails;
-    assay_isa isa;
     int members;
     const float *errors; /* [members,count] */
     int64_t count;

@@ -17,8 +17,7 @@ static int64_t positive(int64_t count, const double *x)
 }
 
 /* One row: the sum of e^2 / of_column; e^2 / of_row is added to the columns. */
-static inline __attribute__((always_inline)) double add_row(int64_t count, const float *errors,
-                                                            const double *per_column, double per_row, double *of_column)
+static double add_row(int64_t count, const float *errors, const double *per_column, double per_row, double *of_column)
 {
     double sums[LANES] = {0}, sum = 0;
     int64_t i = 0;
@@ -39,8 +38,7 @@ static inline __attribute__((always_inline)) double add_row(int64_t count, const
 }
 
 /* A member's own factors, those of the model given; columns to a constant. */
-static inline __attribute__((always_inline)) void factors(const assay_error_view *v, const float *errors,
-                                                          double *of_row, double *of_column)
+static void factors(const assay_error_view *v, const float *errors, double *of_row, double *of_column)
 {
     for (int64_t i = 0; i < v->blocks * v->columns; i++) of_column[i] = 0;
     for (int64_t block = 0; block < v->blocks; block++) {
@@ -54,66 +52,21 @@ static inline __attribute__((always_inline)) void factors(const assay_error_view
     }
 }
 
-static inline __attribute__((always_inline)) void add_squares(int64_t count, const float *errors, double *squares)
+static void add_squares(int64_t count, const float *errors, double *squares)
 {
     for (int64_t i = 0; i < count; i++) squares[i] += (double)errors[i] * errors[i];
 }
 
 /* Of elements of one row. What rounding leaves of a difference, where only the member errs, is no error of the others.
  */
-static inline __attribute__((always_inline)) void variances(int64_t count, const float *own, const double *squares,
-                                                            double of_row, const double *of_column, double per_other,
-                                                            double *variance)
+static void variances(int64_t count, const float *own, const double *squares, double of_row, const double *of_column,
+                      double per_other, double *variance)
 {
     for (int64_t i = 0; i < count; i++) {
         const double others = squares[i] - (double)own[i] * own[i];
         const double left = others > 0x1p-40 * squares[i] ? others : 0;
         variance[i] = per_other * (left + of_row * of_column[i]);
     }
-}
-
-#ifdef __x86_64__
-__attribute__((target("avx2"))) static void factors_avx2(const assay_error_view *v, const float *errors, double *of_row,
-                                                         double *of_column)
-{
-    factors(v, errors, of_row, of_column);
-}
-
-__attribute__((target("avx2"))) static void add_squares_avx2(int64_t count, const float *errors, double *squares)
-{
-    add_squares(count, errors, squares);
-}
-
-__attribute__((target("avx2"))) static void variances_avx2(int64_t count, const float *own, const double *squares,
-                                                           double of_row, const double *of_column, double per_other,
-                                                           double *variance)
-{
-    variances(count, own, squares, of_row, of_column, per_other, variance);
-}
-#endif
-
-static void own_factors(assay_isa isa, const assay_error_view *v, const float *errors, double *of_row,
-                        double *of_column)
-{
-#ifdef __x86_64__
-    if (isa != ASSAY_ISA_SCALAR) {
-        factors_avx2(v, errors, of_row, of_column);
-        return;
-    }
-#endif
-    factors(v, errors, of_row, of_column);
-}
-
-static void variances_of_row(assay_isa isa, int64_t count, const float *own, const double *squares, double of_row,
-                             const double *of_column, double per_other, double *variance)
-{
-#ifdef __x86_64__
-    if (isa != ASSAY_ISA_SCALAR) {
-        variances_avx2(count, own, squares, of_row, of_column, per_other, variance);
-        return;
-    }
-#endif
-    variances(count, own, squares, of_row, of_column, per_other, variance);
 }
 
 /* The sum of the others in place of each member's own: of those before it and those behind it. (All less one would leave
@@ -149,8 +102,8 @@ assay_status assay_leave_one_out_start(assay_context *ctx, const assay_error_mod
     const assay_error_view *v = &model->views[model->best];
     const int members = model->members;
     const int64_t rows = v->blocks * v->rows, columns = v->blocks * v->columns;
-    *held = (assay_leave_one_out){
-        .view = v, .tails = model->tails, .isa = ctx->isa, .members = members, .errors = errors, .count = count};
+    *held =
+        (assay_leave_one_out){.view = v, .tails = model->tails, .members = members, .errors = errors, .count = count};
     if (count == 0) return ASSAY_OK;
     MUST(assay_alloc_f64(ctx, "factors of error scales", members * (rows + columns), &held->memory));
     held->of_row = held->memory;
@@ -158,7 +111,7 @@ assay_status assay_leave_one_out_start(assay_context *ctx, const assay_error_mod
     for (int64_t i = 0; i < columns; i++) v->per_column[i] = assay_per(v->of_column[i]);
 #pragma omp parallel for num_threads(ctx->threads)
     for (int m = 0; m < members; m++)
-        own_factors(ctx->isa, v, errors + m * count, held->of_row + m * rows, held->of_column + m * columns);
+        factors(v, errors + m * count, held->of_row + m * rows, held->of_column + m * columns);
     sum_others(members, rows, held->of_row);
     sum_others(members, columns, held->of_column);
     for (int64_t part = 0; part < members * v->blocks; part++) {
@@ -173,12 +126,6 @@ void assay_leave_one_out_squares(const assay_leave_one_out *held, int64_t first,
     for (int64_t i = 0; i < count; i++) squares[i] = 0;
     for (int m = 0; m < held->members; m++) {
         const float *errors = held->errors + m * held->count + first;
-#ifdef __x86_64__
-        if (held->isa != ASSAY_ISA_SCALAR) {
-            add_squares_avx2(count, errors, squares);
-            continue;
-        }
-#endif
         add_squares(count, errors, squares);
     }
 }
@@ -191,10 +138,9 @@ void assay_leave_one_out_variances(const assay_leave_one_out *held, int member, 
     while (count > 0) {
         const int64_t row = first / v->columns, column = first % v->columns, left = v->columns - column;
         const int64_t n = count < left ? count : left;
-        variances_of_row(held->isa, n, held->errors + member * held->count + first, squares,
-                         held->of_row[member * v->blocks * v->rows + row],
-                         held->of_column + (member * v->blocks + row / v->rows) * v->columns + column, per_other,
-                         variance);
+        variances(n, held->errors + member * held->count + first, squares,
+                  held->of_row[member * v->blocks * v->rows + row],
+                  held->of_column + (member * v->blocks + row / v->rows) * v->columns + column, per_other, variance);
         first += n, squares += n, variance += n;
         count -= n;
     }

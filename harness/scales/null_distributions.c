@@ -100,8 +100,11 @@ static void add_members(const assay_scaled *t, const forms *f, int first_member,
             if (held != NULL) assay_leave_one_out_variances(held, m, first, n, squares, variance);
             for (int64_t k = 0; k < n; k++) {
                 const double whole = (double)scale[k] * scale[k];
-                const double least = t->least * t->golden[first + k];
-                variance[k] = held != NULL && whole > 0 ? fmax(variance[k], least * least) : whole;
+                const double least = t->least * t->golden[first + k], square = least * least;
+                if (held == NULL || !(whole > 0))
+                    variance[k] = whole;
+                else if (variance[k] < square)
+                    variance[k] = square;
             }
             add_piece(t, f, first, n, t->errors + m * t->count, variance, &pass[m]);
         }

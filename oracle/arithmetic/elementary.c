@@ -4,45 +4,20 @@
 
 #include "oracle/arithmetic/elementary_vectors.h"
 
-double assay_exp(double x)
-{
-    return Sleef_cinz_expd1_u10purec(x);
-}
-
-double assay_log(double x)
-{
-    return Sleef_cinz_logd1_u10purec(x);
-}
-
-double assay_log1p(double x)
-{
-    return Sleef_cinz_log1pd1_u10purec(x);
-}
-
-double assay_erf(double x)
-{
-    return Sleef_cinz_erfd1_u10purec(x);
-}
-
-double assay_erfc(double x)
-{
-    return Sleef_cinz_erfcd1_u15purec(x);
-}
-
-double assay_tanh(double x)
-{
-    return Sleef_cinz_tanhd1_u10purec(x);
-}
-
-double assay_sin(double x)
-{
-    return Sleef_cinz_sind1_u10purec(x);
-}
-
-double assay_cos(double x)
-{
-    return Sleef_cinz_cosd1_u10purec(x);
-}
+#define FUNCTION(name, of_sleef)                                                                                       \
+    double assay_##name(double x)                                                                                      \
+    {                                                                                                                  \
+        return of_sleef(x);                                                                                            \
+    }
+FUNCTION(exp, Sleef_cinz_expd1_u10purec)
+FUNCTION(log, Sleef_cinz_logd1_u10purec)
+FUNCTION(log1p, Sleef_cinz_log1pd1_u10purec)
+FUNCTION(erf, Sleef_cinz_erfd1_u10purec)
+FUNCTION(erfc, Sleef_cinz_erfcd1_u15purec)
+FUNCTION(tanh, Sleef_cinz_tanhd1_u10purec)
+FUNCTION(sin, Sleef_cinz_sind1_u10purec)
+FUNCTION(cos, Sleef_cinz_cosd1_u10purec)
+#undef FUNCTION
 
 void assay_exp_many(const assay_context *ctx, int64_t count, const double *x, double *y)
 {

@@ -18,6 +18,9 @@ typedef struct graph_call {
 
 enum { GRAPH_READS_OUT = GRAPH_IN };
 
+/* Steps of kinds that have `rows`, of the same axes: a block of rows goes through all of them. */
+void graph_pass(const assay_context *ctx, const graph_call *calls, int count);
+
 typedef struct graph_kind {
     const char *name;
     const char *const *functions;                  /* names of graph_general.function; NULL: its steps have one name */
@@ -27,6 +30,8 @@ typedef struct graph_kind {
     const char *inaccurate; /* its other form, as right and far less accurate (assay_accuracy); NULL: it has none */
     bool recurrent; /* what it multiplies is sums as well: in a type of their own they are not rounded as operands */
     assay_status (*forward)(assay_context *ctx, const graph_call *c);
+    /* Rows [first, end) of y, of numbers in the same places; y may lie where they do, but in emulated runs. NULL: no such kind. */
+    void (*rows)(const assay_context *ctx, const graph_call *c, int64_t first, int64_t end);
     assay_status (*backward)(assay_context *ctx, const graph_call *c);     /* NULL: its outputs are constants */
     double (*operations)(const graph *g, const graph_step *step, int out); /* NULL: none */
     double (*backward_operations)(const graph *g, const graph_step *step);
@@ -44,6 +49,8 @@ extern const graph_kind graph_kind_map, graph_kind_binary, graph_kind_where, gra
     graph_kind_detach, graph_kind_slice, graph_kind_concatenate, graph_kind_gather, graph_kind_scatter_add,
     graph_kind_pick, graph_kind_top_k, graph_kind_argsort, graph_kind_bincount, graph_kind_causal_convolution,
     graph_kind_linear_scan, graph_kind_gated_delta_rule;
+
+assay_status graph_by_rows(assay_context *ctx, const graph_call *c);
 
 /* A step that multiplies x by a number; it has no output yet. */
 graph_step graph_times(int x, double factor);
@@ -73,6 +80,16 @@ assay_status graph_write_group(assay_context *ctx, graph_run *r, int tensor, con
 
 /* Of a row the indices of the largest numbers, the largest first, of equal ones the lower index. */
 void graph_choose(const double *x, int64_t width, double *index, int64_t count);
+static inline const assay_tensor_row *graph_row_in(const graph_call *c, int i)
+{
+    return &c->graph->tensors[c->step->in[i]].row;
+}
+
+static inline const assay_tensor_row *graph_row_out(const graph_call *c)
+{
+    return &c->graph->tensors[c->step->out[0]].row;
+}
+
 /* In numbers, of an input or an output of the step. */
 int64_t graph_in_size(const graph *g, const graph_step *step, int i);
 int64_t graph_out_size(const graph *g, const graph_step *step, int i);

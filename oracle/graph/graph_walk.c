@@ -329,6 +329,20 @@ static assay_status make_integers(assay_context *ctx, graph_run *r, const graph_
 
 static assay_status require(assay_context *ctx, graph_run *r, int tensor, bool write);
 
+static assay_status show_made(assay_context *ctx, graph_run *r, const graph_call *c, bool write)
+{
+    for (int i = GRAPH_OUT - 1; i >= 0; i--) {
+        const int out = c->step->out[i];
+        const graph_tensor *t = &r->graph->tensors[out];
+        const bool shown = write && !r->shown[out], stage = t->last >= 0; /* else nothing goes on from it */
+        if (t->role != GRAPH_CHECKPOINT || c->made[i]) continue;
+        r->shown[out] |= write;
+        if (t->codes) MUST(pass_on(ctx, r, &t->row, false, true, c->y[i]));
+        MUST(pass_on(ctx, r, &t->row, shown, stage && !t->codes, c->y[i]));
+    }
+    return ASSAY_OK;
+}
+
 /* After a failure what it would have made is not there. */
 static assay_status compute(assay_context *ctx, graph_run *r, int number, bool write)
 {
@@ -355,14 +369,7 @@ static assay_status compute(assay_context *ctx, graph_run *r, int number, bool w
         if (step->hooks.result != NULL) step->hooks.result(&c, i, false);
         if (t->kept == GRAPH_STORED) assay_round(ctx, ASSAY_ROUND_STORAGE, graph_size(r->graph, step->out[i]), c.y[i]);
     }
-    for (int i = GRAPH_OUT - 1; i >= 0; i--) {
-        const graph_tensor *t = &r->graph->tensors[step->out[i]];
-        const bool shown = write && !r->shown[step->out[i]], stage = t->last >= 0; /* else nothing goes on from it */
-        if (t->role != GRAPH_CHECKPOINT || c.made[i]) continue;
-        r->shown[step->out[i]] |= write;
-        if (t->codes) TRY(pass_on(ctx, r, &t->row, false, true, c.y[i]));
-        TRY(pass_on(ctx, r, &t->row, shown, stage && !t->codes, c.y[i]));
-    }
+    TRY(show_made(ctx, r, &c, write));
 cleanup:
     for (int i = 0; i < GRAPH_OUT && status != ASSAY_OK; i++)
         if (!c.made[i]) drop_value(r, step->out[i]);
@@ -385,15 +392,31 @@ assay_status graph_show(assay_context *ctx, graph_run *r, int tensor)
     return require(ctx, r, tensor, true);
 }
 
-static assay_status release(assay_context *ctx, graph_run *r, int t, int number)
+/* No later step of forward reads it, nor does the caller. */
+static bool is_last(const graph_run *r, int t, int number)
 {
     const graph_tensor *tensor = &r->graph->tensors[t];
     const int last = tensor->last < 0 ? tensor->step : tensor->last;
-    if (t == 0 || last != number || r->lent[t] || r->value[t] == NULL || t == r->graph->result) return ASSAY_OK;
-    const bool named = tensor->role == GRAPH_CHECKPOINT || tensor->role == GRAPH_ASIDE,
-               goes = named && r->release == graph_let_go;
-    if (tensor->role == GRAPH_WITHIN || goes) drop_value(r, t);
-    return named && r->release != NULL && !goes ? r->release(ctx, r->self, t, &r->value[t]) : ASSAY_OK;
+    return t != 0 && last == number && !r->lent[t] && r->value[t] != NULL && t != r->graph->result;
+}
+
+static bool has_name(const graph_run *r, int t)
+{
+    return r->graph->tensors[t].role == GRAPH_CHECKPOINT || r->graph->tensors[t].role == GRAPH_ASIDE;
+}
+
+/* Whether it is dropped once it is done with. */
+static bool goes(const graph_run *r, int t)
+{
+    return r->graph->tensors[t].role == GRAPH_WITHIN || (has_name(r, t) && r->release == graph_let_go);
+}
+
+static assay_status release(assay_context *ctx, graph_run *r, int t, int number)
+{
+    if (!is_last(r, t, number)) return ASSAY_OK;
+    if (!goes(r, t)) return has_name(r, t) && r->release != NULL ? r->release(ctx, r->self, t, &r->value[t]) : ASSAY_OK;
+    drop_value(r, t);
+    return ASSAY_OK;
 }
 
 /* What no later step of forward reads: of what this one reads, and makes. What it makes aside stands behind its outputs. */
@@ -418,11 +441,76 @@ static bool is_made(const graph_run *r, int number)
     return made;
 }
 
+/* --- steps of numbers one by one, in one pass --- */
+
+enum { GRAPH_PASS = 16 };
+
+/* A checkpoint that somebody gets, or that the run goes on from. */
+static bool is_passed_on(const graph_run *r, int tensor)
+{
+    char path[ASSAY_PATH_SIZE], staged[ASSAY_PATH_SIZE];
+    if (r->graph->tensors[tensor].role != GRAPH_CHECKPOINT) return false;
+    path_of(r, &r->graph->tensors[tensor].row, path);
+    assay_staged_path(path, staged);
+    return (r->out != NULL && assay_wants(r->out, path)) || (r->in != NULL && r->in->has(r->in->self, staged));
+}
+
+static bool lie_alike(const graph *g, int a, int b)
+{
+    return strcmp(g->tensors[a].row.axes, g->tensors[b].row.axes) == 0 && graph_size(g, a) == graph_size(g, b);
+}
+
+/* How many steps from `first` on are one pass. What is passed on ends it. */
+static int pass_from(const assay_context *ctx, const graph_run *r, int first)
+{
+    const graph *g = r->graph;
+    int count = 0;
+    for (; count < GRAPH_PASS && first + count < g->step_count; count++) {
+        const graph_step *step = &g->steps[first + count];
+        const bool plain = step->kind->rows != NULL && step->hooks.before == NULL && step->hooks.result == NULL;
+        if (!plain || ctx->emulation != NULL || ctx->change != NULL || is_made(r, first + count)) break;
+        if (g->tensors[step->out[0]].integers || !lie_alike(g, step->out[0], g->steps[first].out[0])) break;
+        if (count > 0 && is_passed_on(r, g->steps[first + count - 1].out[0])) break;
+    }
+    return count;
+}
+
+/* Where an operand lay that goes with this step lies what it makes. */
+static void take_over(graph_run *r, int number)
+{
+    const int out = r->graph->steps[number].out[0];
+    for (int i = 0; i < GRAPH_IN && r->value[out] == NULL && r->room[out] == NULL; i++) {
+        const int in = r->graph->steps[number].in[i];
+        if (!is_last(r, in, number) || !goes(r, in) || !lie_alike(r->graph, in, out)) continue;
+        r->value[out] = r->value[in];
+        r->value[in] = NULL;
+    }
+}
+
+static assay_status run_pass(assay_context *ctx, graph_run *r, int first, int count)
+{
+    graph_call calls[GRAPH_PASS] = {0};
+    for (int i = 0; i < count; i++) {
+        const graph_step *step = &r->graph->steps[first + i];
+        for (int k = 0; k < GRAPH_IN; k++) MUST(require(ctx, r, step->in[k], true));
+        calls[i] = call_of(r, step);
+        take_over(r, first + i);
+        MUST(make_room(ctx, r, step->out[0]));
+        calls[i].y[0] = r->value[step->out[0]];
+    }
+    graph_pass(ctx, calls, count);
+    for (int i = 0; i < count; i++) MUST(show_made(ctx, r, &calls[i], true));
+    for (int i = 0; i < count; i++) MUST(release_after(ctx, r, first + i));
+    return ASSAY_OK;
+}
+
 assay_status graph_forward(assay_context *ctx, graph_run *r)
 {
-    for (int i = 0; i < r->graph->step_count; i++) {
-        if (!is_made(r, i)) MUST(compute(ctx, r, i, true));
-        MUST(release_after(ctx, r, i));
+    for (int i = 0, count; i<r->graph->step_count; i += count> 0 ? count : 1) {
+        count = pass_from(ctx, r, i);
+        if (count > 0) MUST(run_pass(ctx, r, i, count));
+        if (count == 0 && !is_made(r, i)) MUST(compute(ctx, r, i, true));
+        if (count == 0) MUST(release_after(ctx, r, i));
     }
     return ASSAY_OK;
 }

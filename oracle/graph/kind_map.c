@@ -15,34 +15,25 @@
 
 enum { PIECE = 1024 };
 
-static int64_t piece_of(int64_t first, int64_t count)
+void graph_pass(const assay_context *ctx, const graph_call *calls, int count)
 {
-    return count - first < PIECE ? count - first : PIECE;
+    enum { BLOCK = 4096 };
+    const graph_loop loop = graph_loop_over(graph_row_out(calls));
+    const int64_t rows = loop.width < BLOCK ? BLOCK / (loop.width < 1 ? 1 : loop.width) : 1;
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t first = 0; first < loop.rows; first += rows) {
+        const int64_t end = first + rows < loop.rows ? first + rows : loop.rows;
+        for (int i = 0; i < count; i++) calls[i].step->kind->rows(ctx, &calls[i], first, end);
+    }
 }
 
-static const assay_tensor_row *row_in(const graph_call *c, int i)
+assay_status graph_by_rows(assay_context *ctx, const graph_call *c)
 {
-    return &c->graph->tensors[c->step->in[i]].row;
-}
-
-static const assay_tensor_row *row_out(const graph_call *c)
-{
-    return &c->graph->tensors[c->step->out[0]].row;
+    graph_pass(ctx, c, 1);
+    return ASSAY_OK;
 }
 
 /* --- y = f(x) --- */
-
-static double value_of(graph_map f, double x, const graph_general *with)
-{
-    switch (f) {
-#define MAP(name, value, slope)                                                                                        \
-    case GRAPH_MAP_##name:                                                                                             \
-        return value;
-#include "oracle/graph/maps.inc"
-    default:
-        return NAN;
-    }
-}
 
 static const double two_over_root_pi = 1.1283791670955126, root_half = 0.7071067811865476;
 static const double gelu_root = 0.7978845608028654, gelu_cubic = 0.044715; /* (2/pi)^(1/2) (x + cubic x^3) */
@@ -61,12 +52,13 @@ static double slope_of_tanh(double x)
     return 4 * t / ((1 + t) * (1 + t));
 }
 
-static double slope_of(graph_map f, double x, const graph_general *with)
+/* f(x), or its slope there. */
+static double map_of(graph_map f, double x, const graph_general *with, bool slopes)
 {
     switch (f) {
 #define MAP(name, value, slope)                                                                                        \
     case GRAPH_MAP_##name:                                                                                             \
-        return slope;
+        return slopes ? slope : value;
 #include "oracle/graph/maps.inc"
     default:
         return NAN;
@@ -193,28 +185,25 @@ static void make_in_parts(const assay_context *ctx, graph_map f, double x, doubl
     if (isfinite(by_x)) *slope = graph_as_stored(ctx, by_x);
 }
 
-static assay_status map_forward(assay_context *ctx, const graph_call *c)
+static void map_rows(const assay_context *ctx, const graph_call *c, int64_t first, int64_t end)
 {
     const graph_general *with = &c->step->with.general;
     const graph_map f = (graph_map)with->function;
-    const int64_t size = graph_in_size(c->graph, c->step, 0);
-#pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t first = 0; first < size; first += PIECE) {
-        const int64_t count = piece_of(first, size);
-        const double *x = c->x[0] + first;
-        double *y = c->y[0] + first;
-        if (is_activation(f)) {
-            assay_activation_many(ctx, activations[f], count, x, y, NULL);
-        } else if (f == GRAPH_MAP_cast) {
-            cast_many(ctx, with->type, count, x, y);
-        } else {
-            for (int64_t i = 0; i < count; i++) y[i] = value_of(f, x[i], with);
-        }
-        round_function(ctx, f, count, y);
-        round_argument(ctx, f, count, x, y);
-        for (int64_t i = 0; graph_in_parts(ctx, c) && i < count; i++) make_in_parts(ctx, f, x[i], &y[i], &(double){0});
+    const int64_t width = graph_loop_over(graph_row_out(c)).width, count = (end - first) * width;
+    const double *x = c->x[0] + first * width;
+    double *y = c->y[0] + first * width;
+    if (is_activation(f)) {
+        assay_activation_many(ctx, activations[f], count, x, y, NULL);
+    } else if (f == GRAPH_MAP_cast) {
+        cast_many(ctx, with->type, count, x, y);
+    } else if (f == GRAPH_MAP_exp) {
+        assay_exp_many(ctx, count, x, y);
+    } else {
+        for (int64_t i = 0; i < count; i++) y[i] = map_of(f, x[i], with, false);
     }
-    return ASSAY_OK;
+    round_function(ctx, f, count, y);
+    round_argument(ctx, f, count, x, y);
+    for (int64_t i = 0; graph_in_parts(ctx, c) && i < count; i++) make_in_parts(ctx, f, x[i], &y[i], &(double){0});
 }
 
 /* What an emulated run makes of 1 - t^2 by the t = tanh(z) that it keeps, which cancels where t is near 1. */
@@ -254,15 +243,15 @@ static assay_status map_backward(assay_context *ctx, const graph_call *c)
     const int64_t size = graph_in_size(c->graph, c->step, 0);
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t first = 0; first < size; first += PIECE) {
-        const int64_t count = piece_of(first, size);
+        const int64_t count = size - first < PIECE ? size - first : PIECE;
         const double *x = c->x[0] + first;
         double *dx = c->dx[0] + first, value[PIECE];
         if (is_activation(f)) {
             assay_activation_many(ctx, activations[f], count, x, value, dx);
             for (int64_t i = 0; i < count && with->kink != 0; i++) dx[i] = is_kink(f, x[i], with) ? with->kink : dx[i];
         } else {
-            for (int64_t i = 0; i < count; i++) value[i] = value_of(f, x[i], with);
-            for (int64_t i = 0; i < count; i++) dx[i] = slope_of(f, x[i], with);
+            for (int64_t i = 0; i < count; i++) value[i] = map_of(f, x[i], with, false);
+            for (int64_t i = 0; i < count; i++) dx[i] = map_of(f, x[i], with, true);
         }
         round_function(ctx, f, count, dx);
         round_argument(ctx, f, count, x, dx);
@@ -280,22 +269,19 @@ static const char *const maps[] = {
 };
 
 const graph_kind graph_kind_map = {
-    .name = "map", .functions = maps, .reads = 1, .forward = map_forward, .backward = map_backward};
+    .name = "map", .functions = maps, .reads = 1, .forward = graph_by_rows, .rows = map_rows, .backward = map_backward};
 
 /* --- y = f(a, b) --- */
 
-/* A kernel that keeps y in registers rounds it there; else the walker rounds what is stored. */
-static void round_result(const assay_context *ctx, const graph_call *c, int64_t count, double *y)
-{
-    if (graph_in_registers(c)) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, count, y);
-}
+enum { ALONG_A, ALONG_B, VALUE };
 
-static double of_both(graph_binary f, double a, double b)
+/* f(a, b), or the slope along an operand. */
+static inline __attribute__((always_inline)) double of_both(graph_binary f, int what, double a, double b, double kink)
 {
     switch (f) {
 #define BINARY(name, value, by_a, by_b)                                                                                \
     case GRAPH_BINARY_##name:                                                                                          \
-        return value;
+        return what == VALUE ? value : what == ALONG_A ? by_a : by_b;
 #include "oracle/graph/maps.inc"
     default:
         return NAN;
@@ -307,11 +293,11 @@ static inline __attribute__((always_inline)) void both_along(graph_binary f, int
                                                              int64_t a_step, const double *b, int64_t b_step)
 {
     if (a_step == 1 && b_step == 1) {
-        for (int64_t i = 0; i < count; i++) y[i] = of_both(f, a[i], b[i]);
+        for (int64_t i = 0; i < count; i++) y[i] = of_both(f, VALUE, a[i], b[i], 0);
     } else if (a_step == 1 && b_step == 0) {
-        for (int64_t i = 0; i < count; i++) y[i] = of_both(f, a[i], b[0]);
+        for (int64_t i = 0; i < count; i++) y[i] = of_both(f, VALUE, a[i], b[0], 0);
     } else {
-        for (int64_t i = 0; i < count; i++) y[i] = of_both(f, a[i * a_step], b[i * b_step]);
+        for (int64_t i = 0; i < count; i++) y[i] = of_both(f, VALUE, a[i * a_step], b[i * b_step], 0);
     }
 }
 
@@ -329,26 +315,14 @@ static void of_both_many(graph_binary f, int64_t count, double *y, const double 
     }
 }
 
-/* The slope along operand i. */
-static double slope_along(graph_binary f, int i, double a, double b, double kink)
-{
-    switch (f) {
-#define BINARY(name, value, by_a, by_b)                                                                                \
-    case GRAPH_BINARY_##name:                                                                                          \
-        return i == 0 ? by_a : by_b;
-#include "oracle/graph/maps.inc"
-    default:
-        return NAN;
-    }
-}
-
-typedef struct pairs {
+/* Where operands lie for a loop over rows of y. */
+typedef struct operands {
     graph_loop loop;
-    const double *x[2];
-    graph_strides strides[2];
-    int64_t step[2];
+    const double *x[3];
+    graph_strides strides[3];
+    int64_t step[3];
     double number;
-} pairs;
+} operands;
 
 /* A number as a kernel keeps it; of a divisor it keeps the reciprocal. One that decides is not made coarser, nor is one among whole
  * numbers. */
@@ -361,54 +335,57 @@ static double kept_number(const assay_context *ctx, const graph_call *c, int i, 
     return isfinite(kept) ? kept : number;
 }
 
-/* What is no tensor, or is not there because backward does not read it, is a number. */
-static void find_pairs(const assay_context *ctx, const graph_call *c, pairs *p)
+/* Of a function of two: what is no tensor, or is not there because backward does not read it, is a number. */
+static void find_operands(const assay_context *ctx, const graph_call *c, operands *o)
 {
-    p->loop = graph_loop_over(row_out(c));
-    for (int i = 0; i < 2; i++) {
-        const bool there = c->x[i] != NULL, number = !there || c->graph->tensors[c->step->in[i]].role == GRAPH_NUMBER;
-        if (number) p->number = kept_number(ctx, c, i, there ? c->x[i][0] : c->step->with.general.b);
-        p->x[i] = number ? &p->number : c->x[i];
-        p->strides[i] = graph_strides_of(there ? row_in(c, i) : &c->graph->tensors[0].row, row_out(c)->axes);
-        p->step[i] = graph_row_step(&p->loop, &p->strides[i]);
+    o->loop = graph_loop_over(graph_row_out(c));
+    for (int i = 0; i < 3; i++) {
+        const bool there = c->x[i] != NULL || c->indices[i] != NULL,
+                   number = c->step->kind == &graph_kind_binary && i < 2 &&
+                            (!there || c->graph->tensors[c->step->in[i]].role == GRAPH_NUMBER);
+        if (number) o->number = kept_number(ctx, c, i, there ? c->x[i][0] : c->step->with.general.b);
+        o->x[i] = number ? &o->number : c->x[i];
+        o->strides[i] =
+            graph_strides_of(there ? graph_row_in(c, i) : &c->graph->tensors[0].row, graph_row_out(c)->axes);
+        o->step[i] = graph_row_step(&o->loop, &o->strides[i]);
     }
 }
 
-static assay_status binary_forward(assay_context *ctx, const graph_call *c)
+static const double *operand_at(const operands *o, int i, int64_t row)
 {
-    pairs p;
-    find_pairs(ctx, c, &p);
+    return o->x[i] + graph_row_start(&o->loop, &o->strides[i], row);
+}
+
+static void binary_rows(const assay_context *ctx, const graph_call *c, int64_t first, int64_t end)
+{
+    operands o;
+    find_operands(ctx, c, &o);
     const graph_binary f = (graph_binary)c->step->with.general.function;
-#pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t row = 0; row < p.loop.rows; row++) {
-        const double *a = p.x[0] + graph_row_start(&p.loop, &p.strides[0], row),
-                     *b = p.x[1] + graph_row_start(&p.loop, &p.strides[1], row);
-        double *y = c->y[0] + row * p.loop.width;
-        of_both_many(f, p.loop.width, y, a, p.step[0], b, p.step[1]);
-        round_result(ctx, c, p.loop.width, y);
+    for (int64_t row = first; row < end; row++) {
+        double *y = c->y[0] + row * o.loop.width;
+        of_both_many(f, o.loop.width, y, operand_at(&o, 0, row), o.step[0], operand_at(&o, 1, row), o.step[1]);
+        if (graph_in_registers(c)) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, o.loop.width, y); /* else the walker does */
     }
-    return ASSAY_OK;
 }
 
 /* dy times the slope along one operand, of all of y; `stored`: a correct kernel may store it before it adds up. */
-static void terms_of(const assay_context *ctx, const graph_call *c, const pairs *p, int along, bool stored,
+static void terms_of(const assay_context *ctx, const graph_call *c, const operands *o, int along, bool stored,
                      double *terms)
 {
     const graph_binary f = (graph_binary)c->step->with.general.function;
     const double kink = c->step->with.general.kink;
     const bool parts = f == GRAPH_BINARY_div && along == 1 && graph_in_parts(ctx, c); /* -a b^-2 */
 #pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t row = 0; row < p->loop.rows; row++) {
-        const double *a = p->x[0] + graph_row_start(&p->loop, &p->strides[0], row),
-                     *b = p->x[1] + graph_row_start(&p->loop, &p->strides[1], row);
-        const double *dy = c->dy[0] + row * p->loop.width;
-        double *to = terms + row * p->loop.width;
-        for (int64_t i = 0; i < p->loop.width; i++) {
-            const double first = a[i * p->step[0]], second = b[i * p->step[1]];
-            to[i] = dy[i] * (parts ? -first * graph_as_stored(ctx, 1 / graph_as_stored(ctx, second * second))
-                                   : slope_along(f, along, first, second, kink));
+    for (int64_t row = 0; row < o->loop.rows; row++) {
+        const double *a = operand_at(o, 0, row), *b = operand_at(o, 1, row);
+        const double *dy = c->dy[0] + row * o->loop.width;
+        double *to = terms + row * o->loop.width;
+        for (int64_t i = 0; i < o->loop.width; i++) {
+            const double x = a[i * o->step[0]], by = b[i * o->step[1]];
+            to[i] = dy[i] * (parts ? -x * graph_as_stored(ctx, 1 / graph_as_stored(ctx, by * by))
+                                   : of_both(f, along, x, by, kink));
         }
-        if (stored) assay_round(ctx, ASSAY_ROUND_STORAGE, p->loop.width, to);
+        if (stored) assay_round(ctx, ASSAY_ROUND_STORAGE, o->loop.width, to);
     }
 }
 
@@ -454,10 +431,10 @@ static assay_status keep_terms(assay_context *ctx, const graph_call *c)
 {
     const graph *g = c->graph;
     const int w = c->step->in[0];
-    const char *axes = row_in(c, 0)->axes;
+    const char *axes = graph_row_in(c, 0)->axes;
     char over = '\0';
     if (!assay_rounds_at_random(ctx) || summed_by(g, c->step->in[1], &over) != w) return ASSAY_OK;
-    if (over != axes[strlen(axes) - 1] || strcmp(axes, row_out(c)->axes) != 0) return ASSAY_OK;
+    if (over != axes[strlen(axes) - 1] || strcmp(axes, graph_row_out(c)->axes) != 0) return ASSAY_OK;
     const graph_step *made = maker_of(g, w);
     const bool picked = made != NULL && made->kind == &graph_kind_pick;
     const int p = picked ? made->in[0] : w;
@@ -484,18 +461,18 @@ static assay_status keep_terms(assay_context *ctx, const graph_call *c)
 
 static assay_status binary_backward(assay_context *ctx, const graph_call *c)
 {
-    pairs p;
-    find_pairs(ctx, c, &p);
+    operands o;
+    find_operands(ctx, c, &o);
     const graph_binary f = (graph_binary)c->step->with.general.function;
     const bool exact = f == GRAPH_BINARY_add || f == GRAPH_BINARY_sub;
     OWNED double *terms = NULL;
     for (int i = 0; i < 2; i++) {
-        const bool same = strcmp(row_in(c, i)->axes, row_out(c)->axes) == 0;
+        const bool same = strcmp(graph_row_in(c, i)->axes, graph_row_out(c)->axes) == 0;
         if (c->dx[i] == NULL) continue;
         if (!same && terms == NULL)
             MUST(assay_alloc_f64(ctx, "terms of a gradient", graph_out_size(c->graph, c->step, 0), &terms));
-        terms_of(ctx, c, &p, i, !exact && !same, same ? c->dx[i] : terms);
-        if (!same) graph_sum(ctx, c->dx[i], row_in(c, i), terms, row_out(c));
+        terms_of(ctx, c, &o, i, !exact && !same, same ? c->dx[i] : terms);
+        if (!same) graph_sum(ctx, c->dx[i], graph_row_in(c, i), terms, graph_row_out(c));
         if (!same || !exact) graph_round_gradient(ctx, c, i);
     }
     return f == GRAPH_BINARY_div ? keep_terms(ctx, c) : ASSAY_OK;
@@ -528,7 +505,8 @@ const graph_kind graph_kind_binary = {.name = "binary",
                                       .functions = binaries,
                                       .reads = 3,
                                       .reads_nothing = reads_nothing,
-                                      .forward = binary_forward,
+                                      .forward = graph_by_rows,
+                                      .rows = binary_rows,
                                       .backward = binary_backward};
 
 /* --- y = a where the mask is not 0, else b --- */
@@ -541,52 +519,43 @@ static bool is_chosen(const graph_call *c, int64_t at)
     return c->indices[MASK] != NULL ? c->indices[MASK][at] != 0 : c->x[MASK][at] != 0;
 }
 
-static assay_status choice_forward(assay_context *ctx, const graph_call *c)
+static void choice_rows(const assay_context *ctx, const graph_call *c, int64_t first, int64_t end)
 {
-    const graph_loop loop = graph_loop_over(row_out(c));
-    graph_strides strides[3];
-    int64_t step[3];
-    for (int i = 0; i < 3; i++) {
-        strides[i] = graph_strides_of(row_in(c, i), row_out(c)->axes);
-        step[i] = graph_row_step(&loop, &strides[i]);
+    operands o;
+    find_operands(ctx, c, &o);
+    for (int64_t row = first; row < end; row++) {
+        const int64_t mask = graph_row_start(&o.loop, &o.strides[MASK], row);
+        const double *a = operand_at(&o, CHOSEN, row), *b = operand_at(&o, OTHER, row);
+        double *y = c->y[0] + row * o.loop.width;
+        for (int64_t i = 0; i < o.loop.width; i++)
+            y[i] = is_chosen(c, mask + i * o.step[MASK]) ? a[i * o.step[CHOSEN]] : b[i * o.step[OTHER]];
     }
-#pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t row = 0; row < loop.rows; row++) {
-        const int64_t mask = graph_row_start(&loop, &strides[MASK], row);
-        const double *a = c->x[CHOSEN] + graph_row_start(&loop, &strides[CHOSEN], row),
-                     *b = c->x[OTHER] + graph_row_start(&loop, &strides[OTHER], row);
-        double *y = c->y[0] + row * loop.width;
-        for (int64_t i = 0; i < loop.width; i++)
-            y[i] = is_chosen(c, mask + i * step[MASK]) ? a[i * step[CHOSEN]] : b[i * step[OTHER]];
-    }
-    return ASSAY_OK;
 }
 
 static assay_status choice_backward(assay_context *ctx, const graph_call *c)
 {
-    const graph_loop loop = graph_loop_over(row_out(c));
-    const graph_strides strides = graph_strides_of(row_in(c, MASK), row_out(c)->axes);
-    const int64_t step = graph_row_step(&loop, &strides);
+    operands o;
+    find_operands(ctx, c, &o);
     OWNED double *terms = NULL;
     MUST(assay_alloc_f64(ctx, "terms of a gradient", graph_out_size(c->graph, c->step, 0), &terms));
     for (int i = CHOSEN; i <= OTHER; i++) {
         if (c->dx[i] == NULL) continue;
 #pragma omp parallel for num_threads(ctx->threads)
-        for (int64_t row = 0; row < loop.rows; row++) {
-            const int64_t mask = graph_row_start(&loop, &strides, row);
-            for (int64_t k = 0; k < loop.width; k++) {
-                const int64_t at = row * loop.width + k;
-                terms[at] = is_chosen(c, mask + k * step) == (i == CHOSEN) ? c->dy[0][at] : 0;
+        for (int64_t row = 0; row < o.loop.rows; row++) {
+            const int64_t mask = graph_row_start(&o.loop, &o.strides[MASK], row);
+            for (int64_t k = 0; k < o.loop.width; k++) {
+                const int64_t at = row * o.loop.width + k;
+                terms[at] = is_chosen(c, mask + k * o.step[MASK]) == (i == CHOSEN) ? c->dy[0][at] : 0;
             }
         }
-        graph_sum(ctx, c->dx[i], row_in(c, i), terms, row_out(c));
+        graph_sum(ctx, c->dx[i], graph_row_in(c, i), terms, graph_row_out(c));
         graph_round_gradient(ctx, c, i);
     }
     return ASSAY_OK;
 }
 
 const graph_kind graph_kind_where = {
-    .name = "where", .reads = 1u << MASK, .forward = choice_forward, .backward = choice_backward};
+    .name = "where", .reads = 1u << MASK, .forward = graph_by_rows, .rows = choice_rows, .backward = choice_backward};
 
 /* --- y = x, whole numbers, which lie as such or as numbers; of nothing 0, 1, .. --- */
 

@@ -11,16 +11,6 @@
 #include "oracle/graph/graph_kind.h"
 #include "oracle/ops/vector_sums.h"
 
-static const assay_tensor_row *row_in(const graph_call *c, int i)
-{
-    return &c->graph->tensors[c->step->in[i]].row;
-}
-
-static const assay_tensor_row *row_out(const graph_call *c)
-{
-    return &c->graph->tensors[c->step->out[0]].row;
-}
-
 /* --- y is x with its axes in another order, split, or repeated along new ones --- */
 
 static bool is_reshaped(const graph_call *c)
@@ -33,7 +23,7 @@ static assay_status order_forward(assay_context *ctx, const graph_call *c)
     if (is_reshaped(c)) {
         memcpy(c->y[0], c->x[0], (size_t)graph_in_size(c->graph, c->step, 0) * sizeof(double));
     } else {
-        graph_copy(ctx, c->y[0], row_out(c), c->x[0], row_in(c, 0));
+        graph_copy(ctx, c->y[0], graph_row_out(c), c->x[0], graph_row_in(c, 0));
     }
     return ASSAY_OK;
 }
@@ -58,7 +48,7 @@ static assay_status order_backward(assay_context *ctx, const graph_call *c)
             stored.sums = stored.storage;
             own.emulation = &stored;
         }
-        graph_sum(&own, c->dx[0], row_in(c, 0), c->dy[0], row_out(c));
+        graph_sum(&own, c->dx[0], graph_row_in(c, 0), c->dy[0], graph_row_out(c));
         graph_round_gradient(ctx, c, 0);
     }
     return ASSAY_OK;
@@ -103,14 +93,16 @@ static int axis_at(const assay_tensor_row *row, const graph_call *c)
 
 static assay_status slice_forward(assay_context *ctx, const graph_call *c)
 {
-    const slice p = slice_of(row_in(c, 0), row_out(c), axis_at(row_in(c, 0), c), c->step->with.general.first);
+    const slice p =
+        slice_of(graph_row_in(c, 0), graph_row_out(c), axis_at(graph_row_in(c, 0), c), c->step->with.general.first);
     move(ctx, &p, (double *)c->x[0], c->y[0], true);
     return ASSAY_OK;
 }
 
 static assay_status slice_backward(assay_context *ctx, const graph_call *c)
 {
-    const slice p = slice_of(row_in(c, 0), row_out(c), axis_at(row_in(c, 0), c), c->step->with.general.first);
+    const slice p =
+        slice_of(graph_row_in(c, 0), graph_row_out(c), axis_at(graph_row_in(c, 0), c), c->step->with.general.first);
     if (!c->graph->tensors[c->step->in[0]].read_in_slices)
         memset(c->dx[0], 0, (size_t)graph_in_size(c->graph, c->step, 0) * sizeof(double));
     move(ctx, &p, c->dx[0], (double *)c->dy[0], false);
@@ -121,10 +113,10 @@ const graph_kind graph_kind_slice = {.name = "slice", .forward = slice_forward, 
 
 static void move_slices(const assay_context *ctx, const graph_call *c, double *whole, double *const *slices, bool take)
 {
-    const int axis = axis_at(row_out(c), c);
+    const int axis = axis_at(graph_row_out(c), c);
     int64_t first = 0;
     for (int i = 0; i < GRAPH_IN && c->step->in[i] != 0; i++) {
-        const slice p = slice_of(row_out(c), row_in(c, i), axis, first);
+        const slice p = slice_of(graph_row_out(c), graph_row_in(c, i), axis, first);
         if (slices[i] != NULL) move(ctx, &p, whole, slices[i], take);
         first += p.count;
     }
@@ -158,7 +150,7 @@ static assay_status check_indices(assay_context *ctx, const graph_call *c, int64
     for (int64_t i = 0; i < count; i++)
         if ((index[i] < 0 || index[i] >= most) && index[i] != c->step->with.general.passed_over)
             return assay_fail(ctx, ASSAY_BAD_INPUT, "%s[%" PRId64 "] is %d, expected 0 to %" PRId64,
-                              row_in(c, INDEX)->name, i, index[i], most - 1);
+                              graph_row_in(c, INDEX)->name, i, index[i], most - 1);
     return ASSAY_OK;
 }
 
@@ -208,7 +200,8 @@ static int64_t index_count(const graph_call *c)
 
 static assay_status gather_forward(assay_context *ctx, const graph_call *c)
 {
-    const int64_t rows = row_in(c, SOURCE)->shape.dims[0], width = graph_in_size(c->graph, c->step, SOURCE) / rows;
+    const int64_t rows = graph_row_in(c, SOURCE)->shape.dims[0],
+                  width = graph_in_size(c->graph, c->step, SOURCE) / rows;
     const assay_status status = check_indices(ctx, c, rows);
     if (status == ASSAY_OK) gather_rows(ctx, c->y[0], c->x[SOURCE], rows, c->indices[INDEX], index_count(c), width);
     return status;
@@ -216,7 +209,7 @@ static assay_status gather_forward(assay_context *ctx, const graph_call *c)
 
 static assay_status gather_backward(assay_context *ctx, const graph_call *c)
 {
-    const int64_t rows = row_in(c, SOURCE)->shape.dims[0], size = graph_in_size(c->graph, c->step, SOURCE);
+    const int64_t rows = graph_row_in(c, SOURCE)->shape.dims[0], size = graph_in_size(c->graph, c->step, SOURCE);
     add_rows(ctx, c, c->dx[SOURCE], rows, c->dy[0], c->indices[INDEX], index_count(c), size / rows);
     graph_round_gradient(ctx, c, SOURCE);
     return ASSAY_OK;
@@ -226,7 +219,7 @@ const graph_kind graph_kind_gather = {.name = "gather", .forward = gather_forwar
 
 static assay_status scatter_forward(assay_context *ctx, const graph_call *c)
 {
-    const int64_t rows = row_out(c)->shape.dims[0], width = graph_out_size(c->graph, c->step, 0) / rows;
+    const int64_t rows = graph_row_out(c)->shape.dims[0], width = graph_out_size(c->graph, c->step, 0) / rows;
     const assay_status status = check_indices(ctx, c, rows);
     if (status == ASSAY_OK) add_rows(ctx, c, c->y[0], rows, c->x[SOURCE], c->indices[INDEX], index_count(c), width);
     return status;
@@ -235,7 +228,8 @@ static assay_status scatter_forward(assay_context *ctx, const graph_call *c)
 static assay_status scatter_backward(assay_context *ctx, const graph_call *c)
 {
     const int64_t width = graph_in_size(c->graph, c->step, SOURCE) / index_count(c);
-    gather_rows(ctx, c->dx[SOURCE], c->dy[0], row_out(c)->shape.dims[0], c->indices[INDEX], index_count(c), width);
+    gather_rows(ctx, c->dx[SOURCE], c->dy[0], graph_row_out(c)->shape.dims[0], c->indices[INDEX], index_count(c),
+                width);
     return ASSAY_OK;
 }
 
@@ -353,7 +347,7 @@ typedef struct convolution {
 
 static convolution convolution_of(const graph_call *c)
 {
-    const assay_shape *x = &row_in(c, SERIES)->shape, *w = &row_in(c, TAPS)->shape;
+    const assay_shape *x = &graph_row_in(c, SERIES)->shape, *w = &graph_row_in(c, TAPS)->shape;
     const int64_t steps = x->dims[x->rank - 2], channels = x->dims[x->rank - 1];
     return (convolution){graph_in_size(c->graph, c->step, SERIES) / steps / channels, steps, channels, w->dims[1]};
 }

@@ -11,16 +11,6 @@
 #include "oracle/graph/graph_kind.h"
 #include "oracle/graph/graph_map.h"
 
-static const assay_tensor_row *row_in(const graph_call *c)
-{
-    return &c->graph->tensors[c->step->in[0]].row;
-}
-
-static const assay_tensor_row *row_out(const graph_call *c)
-{
-    return &c->graph->tensors[c->step->out[0]].row;
-}
-
 /* --- sums, means, maxima --- */
 
 /* Numbers of x that one of y is made of. */
@@ -44,9 +34,9 @@ static double largest_of(const graph_loop *over, const graph_strides *strides, c
 static void maxima(const assay_context *ctx, const graph_call *c, double *y)
 {
     const char *axes = c->step->with.general.over;
-    const graph_loop loop = graph_loop_over(row_out(c)), over = graph_loop_over_axes(row_in(c), axes);
-    const graph_strides kept = graph_strides_of(row_in(c), row_out(c)->axes),
-                        strides = graph_strides_of(row_in(c), axes);
+    const graph_loop loop = graph_loop_over(graph_row_out(c)), over = graph_loop_over_axes(graph_row_in(c, 0), axes);
+    const graph_strides kept = graph_strides_of(graph_row_in(c, 0), graph_row_out(c)->axes),
+                        strides = graph_strides_of(graph_row_in(c, 0), axes);
     const int64_t step = graph_row_step(&loop, &kept);
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = 0; i < loop.rows * loop.width; i++) {
@@ -63,7 +53,7 @@ static assay_status reduce_forward(assay_context *ctx, const graph_call *c)
         maxima(ctx, c, c->y[0]);
         return ASSAY_OK;
     }
-    graph_sum(ctx, c->y[0], row_out(c), c->x[0], row_in(c));
+    graph_sum(ctx, c->y[0], graph_row_out(c), c->x[0], graph_row_in(c, 0));
     if (with->function != GRAPH_REDUCTION_mean) return ASSAY_OK;
     for (int64_t i = 0; i < size; i++) c->y[0][i] /= (double)terms_of(c);
     if (graph_in_registers(c)) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, size, c->y[0]);
@@ -74,9 +64,9 @@ static assay_status reduce_forward(assay_context *ctx, const graph_call *c)
 static void keep_first(const assay_context *ctx, const graph_call *c, double *largest)
 {
     const char *axes = c->step->with.general.over;
-    const graph_loop loop = graph_loop_over(row_out(c)), over = graph_loop_over_axes(row_in(c), axes);
-    const graph_strides kept = graph_strides_of(row_in(c), row_out(c)->axes),
-                        strides = graph_strides_of(row_in(c), axes);
+    const graph_loop loop = graph_loop_over(graph_row_out(c)), over = graph_loop_over_axes(graph_row_in(c, 0), axes);
+    const graph_strides kept = graph_strides_of(graph_row_in(c, 0), graph_row_out(c)->axes),
+                        strides = graph_strides_of(graph_row_in(c, 0), axes);
     const int64_t step = graph_row_step(&loop, &kept), along = graph_row_step(&over, &strides);
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = 0; i < loop.rows * loop.width; i++) {
@@ -103,17 +93,17 @@ static assay_status maxima_backward(assay_context *ctx, const graph_call *c)
     MUST(assay_alloc_f64(ctx, "largest numbers", size, &largest));
     MUST(assay_alloc_f64(ctx, "how many are largest", results, &count));
     maxima(ctx, c, count);
-    graph_copy(ctx, largest, row_in(c), count, row_out(c));
+    graph_copy(ctx, largest, graph_row_in(c, 0), count, graph_row_out(c));
     for (int64_t i = 0; i < size; i++) largest[i] = c->x[0][i] == largest[i];
     if (with->kink < 0 && with->first != 0) keep_first(ctx, c, largest);
-    graph_sum(&plain, count, row_out(c), largest, row_in(c));
-    graph_copy(ctx, c->dx[0], row_in(c), count, row_out(c));
+    graph_sum(&plain, count, graph_row_out(c), largest, graph_row_in(c, 0));
+    graph_copy(ctx, c->dx[0], graph_row_in(c, 0), count, graph_row_out(c));
     for (int64_t i = 0; i < size; i++) {
         const bool alone = c->dx[0][i] == 1;
         const double share = with->kink < 0 || alone ? 1 / c->dx[0][i] : with->kink;
         largest[i] = largest[i] == 0 ? 0 : share;
     }
-    graph_copy(ctx, c->dx[0], row_in(c), c->dy[0], row_out(c));
+    graph_copy(ctx, c->dx[0], graph_row_in(c, 0), c->dy[0], graph_row_out(c));
     for (int64_t i = 0; i < size; i++) c->dx[0][i] *= largest[i];
     return ASSAY_OK;
 }
@@ -123,7 +113,7 @@ static assay_status reduce_backward(assay_context *ctx, const graph_call *c)
     const graph_general *with = &c->step->with.general;
     const int64_t size = graph_in_size(c->graph, c->step, 0);
     if (with->function == GRAPH_REDUCTION_max) return maxima_backward(ctx, c);
-    graph_copy(ctx, c->dx[0], row_in(c), c->dy[0], row_out(c));
+    graph_copy(ctx, c->dx[0], graph_row_in(c, 0), c->dy[0], graph_row_out(c));
     const double terms = (double)terms_of(c), share = graph_as_stored(ctx, 1 / terms);
     for (int64_t i = 0; i < size && with->function == GRAPH_REDUCTION_mean; i++)
         c->dx[0][i] = graph_in_parts(ctx, c) ? c->dx[0][i] * share : c->dx[0][i] / terms;
@@ -152,7 +142,7 @@ static lines lines_of(const graph_call *c)
 {
     char axes[ASSAY_MAX_RANK + 1];
     const char *over = c->step->with.general.over;
-    const assay_tensor_row *row = row_in(c);
+    const assay_tensor_row *row = graph_row_in(c, 0);
     graph_axes_without(row->axes, over, axes);
     const graph_strides along = graph_strides_of(row, over);
     return (lines){.others = graph_loop_over_axes(row, axes),
@@ -444,7 +434,7 @@ static int64_t chunk_of(const graph_call *c, const lines *l)
 /* Those of all lines. */
 static void hand_over(const graph_call *c, const lines *l, double *states, bool gradient)
 {
-    const assay_tensor_row *row = row_in(c);
+    const assay_tensor_row *row = graph_row_in(c, 0);
     int64_t rows = 1, columns = 1;
     for (int i = 0; i < row->shape.rank; i++) {
         if (row->axes[i] == c->step->with.general.over[0]) continue;

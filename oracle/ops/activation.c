@@ -214,7 +214,7 @@ static void keep_sigmoid(const assay_context *ctx, form f, int64_t n, chunk *c)
 {
     for (int64_t i = 0; i < n; i++) {
         if (!(c->z[i] > 0)) continue;
-        const double s = assay_sigmoid(c->z[i]), rest = assay_sigmoid(-c->z[i]);
+        const double s = 1 / (1 + c->t[i]), rest = c->t[i] / (1 + c->t[i]);
         double kept = s;
         assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &kept);
         const double moved = clamp(s - kept, rest);
@@ -232,7 +232,7 @@ static void activate_many(const assay_context *ctx, form f, int64_t count, const
         memcpy(c.x, x + first, bytes);
         activate_chunk(ctx, f, n, &c);
         if (ctx->emulation != NULL && (f == ASSAY_GELU || f == ASSAY_GELU_EXACT)) cancel_as_kernels(ctx, n, &c);
-        if (ctx->emulation != NULL && (f == ASSAY_SILU || f == ASSAY_SIGMOID || f == QUICK_GELU))
+        if (derivative != NULL && ctx->emulation != NULL && (f == ASSAY_SILU || f == ASSAY_SIGMOID || f == QUICK_GELU))
             keep_sigmoid(ctx, f, n, &c);
         if (value != NULL) memcpy(value + first, c.value, bytes);
         if (derivative != NULL) memcpy(derivative + first, c.derivative, bytes);
