@@ -49,7 +49,7 @@ def assert_correct(kernel: Callable[..., Any], reference: Callable[..., Any], ex
 PROFILES = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
-def case_of_numbers(reference: Callable[..., Any], example: Any, outputs: Iterable[Any], precision: str | None = None, **settings: Any) -> Case:
+def case_of_numbers(reference: Callable[..., Any], example: Any, outputs: Iterable[Any], precision: str | None = None, explain: bool = True, **settings: Any) -> Case:
     """A case of a reference on the numbers of the example, without gradients; its profile is that of the narrowest of these results."""
     function, given, weights = as_function(reference, example)
     kinds = {name: str(x.dtype).split(".")[-1] for name, x in given.items() if hasattr(x, "dtype")}
@@ -61,7 +61,9 @@ def case_of_numbers(reference: Callable[..., Any], example: Any, outputs: Iterab
         paths = [path for path in drawn.inputs() if path.split("/")[1] in given]  # and no constants
     own = {path: given[path.split("/")[1]] for path in paths}
     types = {path: kinds[path.split("/")[1]] for path in paths if kinds[path.split("/")[1]] in PROFILES}
-    return program.case(precision or (PROFILES[widths[0]] if widths else None), cache="", inputs=own, dtypes={path: kind for path, kind in types.items() if kind != narrowest})
+    profile = precision or (PROFILES[widths[0]] if widths else None)
+    own_alone = {"profiles": [profile]} if profile in PROFILES.values() else {}  # no others' error scales, which take time
+    return program.case(profile, cache="", inputs=own, explain=explain, **own_alone, dtypes={path: kind for path, kind in types.items() if kind != narrowest})
 
 
 def assert_close(actual: Any, case: Case | str | os.PathLike[str], path: str = "outputs/y", *, precision: str | None = None) -> Report:

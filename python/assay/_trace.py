@@ -46,7 +46,7 @@ LETTERS = "TDHNKFEBSRPVCGMJLQUWXYZIAO" + string.ascii_lowercase
 
 #: Steps that a function has by their names, with the axes of operands and result; * are any in front.
 NAMED = {"attention": "BSNH,BSKH,BSKV,BS,N->BSNV", "attention_lse": "BSNH,BSKH,BSKV,BS,N->BNS", "quantise": "*->*",
-         "gated_delta_rule": "*TNK,*TNK,*TNV,*TN,*TN->*TNV", "linear_scan": "*TC,*TC->*TC"}
+         "gated_delta_rule": "*TNK,*TNK,*TNV,*TN,*TN,*NKV->*TNV", "gated_delta_state": "*TNK,*TNK,*TNV,*TN,*TN,*NKV->*NKV", "linear_scan": "*TC,*TC->*TC"}
 RECORDERS: list[Any] = []  #: of functions of PyTorch that run now
 
 
@@ -1518,12 +1518,14 @@ def shape_of(name: str, shapes: Sequence[Sequence[int]]) -> list[int]:
         return [shapes[0][i] for i in (0, 2, 1)]
     if name == "linear_scan":
         return list(np.broadcast_shapes(*(tuple(shape) for shape in shapes)))
+    if name == "gated_delta_state":
+        return [*shapes[0][:-3], *shapes[0][-2:], shapes[2][-1]]
     return [*shapes[0][:-1], shapes[2][-1]] if name in ("attention", "gated_delta_rule") else list(shapes[0])
 
 
 def step(name: str, *operands: Any, **parameters: Any) -> Any:
     """A step of programs in a function that is traced, where no operator says it: `assay.step("quantise", x, format="mxfp8_e4m3")`, attention,
-    attention_lse, gated_delta_rule, and linear_scan of gates and inputs [.., time, channels]. Numbers it has none: such a function is there to be traced."""
+    attention_lse, gated_delta_rule, gated_delta_state, and linear_scan of gates and inputs [.., time, channels]. Numbers it has none: such a function is there to be traced."""
     if name not in NAMED:
         raise lib.BadInput(f"step: {name}, expected one of {', '.join(NAMED)}; the others are operators of PyTorch and JAX")
     if RECORDERS:

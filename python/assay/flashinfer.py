@@ -3,12 +3,13 @@
     trace = assay.flashinfer.evaluate("rmsnorm_h128.json", workload, solution)     # dictionaries of their schema, or files of these
     trace["evaluation"]["status"]                                                  # PASSED, INCORRECT_NUMERICAL ...
 
-The definition's reference is traced as any function, with its whole numbers (page tables, offsets) as they are in the workload. A row without a key is -inf where the reference leaves
-it so.
+A definition of attention over a cache, of experts or of a gated delta rule is an operation of the catalogue (`_families.py`), if its reference is right there. Any other reference is
+traced as a function is, with its whole numbers (page tables, offsets) as they are in the workload. A row without a key is -inf where the reference leaves it so.
 """
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import math
 import os
@@ -23,8 +24,10 @@ import numpy as np
 from . import _candidate
 from . import _library as lib
 from ._candidate import Slot, as_block, as_tensor, put_together
+from ._case import Case
 from ._correct import PROFILES, case_of_numbers
 from ._evaluate import SPARE, Candidate, Wrong, header_of
+from ._families import FAMILIES, Row
 
 FAR = -(2.0**100)  #: for -inf, which no program has
 INFINITE = re.compile(r"""-\s*(?:float\((["'])inf(?:inity)?\1\)|(?:torch|math|np)\.inf)|float\((["'])-inf(?:inity)?\2\)""")
@@ -35,14 +38,13 @@ LANGUAGES = ("python", "triton")  #: of solutions that are imported; others are 
 def evaluate(definition: Any, workload: Any, solution: Any, *, root: "str | os.PathLike[str]" = ".", precision: "str | None" = None, device: str = "cpu",
              timeout: float = 120.0) -> dict[str, Any]:
     """The Trace of a solution, which runs in a process of its own. `root` is the folder of a workload's safetensors. What cannot be judged is `BadInput` with its
-    reason: a reference that no program has, results that are drawn or are whole numbers."""
+    reason: a reference that no program has, results that are drawn."""
     definition, workload, solution = (loaded(x) for x in (definition, workload, solution))
     workload = workload.get("workload", workload)
     language, entry = solution["spec"].get("language"), solution["spec"]["entry_point"]
     if language not in LANGUAGES or any(os.path.dirname(source["path"]) for source in solution["sources"]):
         raise lib.BadInput(f"flashinfer: {solution['name']}: a solution in {language}, expected {' or '.join(LANGUAGES)} in one folder")
     given = inputs_of(definition, workload, os.fspath(root))
-    check_outputs(definition)
     began = time.perf_counter()
     try:
         expected = outputs_of(definition, reference_of(definition, definition["reference"])(**given))
@@ -78,12 +80,6 @@ def loaded(x: Any) -> dict[str, Any]:
         return dict(json.loads(file.read().splitlines()[0] if os.fspath(x).endswith(".jsonl") else file.read()))
 
 
-def check_outputs(definition: Mapping[str, Any]) -> None:
-    for path, spec in definition["outputs"].items():
-        if spec["dtype"] not in PROFILES:
-            raise lib.BadInput(f"flashinfer: {definition['name']}: its result {path} is of {spec['dtype']}, expected one of {', '.join(PROFILES)}")
-
-
 def inputs_of(definition: Mapping[str, Any], workload: Mapping[str, Any], root: str) -> dict[str, Any]:
     """Tensors and numbers by name, in their order."""
     import torch
@@ -91,6 +87,9 @@ def inputs_of(definition: Mapping[str, Any], workload: Mapping[str, Any], root: 
     sizes = {axis: spec.get("value", workload["axes"].get(axis)) for axis, spec in definition["axes"].items()}
     given: dict[str, Any] = {}
     for name, spec in definition["inputs"].items():
+        if spec.get("optional") and name not in workload["inputs"]:
+            given[name] = None
+            continue
         own = workload["inputs"].get(name, {"type": "random"})
         kind = getattr(torch, spec["dtype"], None)
         if own["type"] == "scalar":
@@ -99,11 +98,11 @@ def inputs_of(definition: Mapping[str, Any], workload: Mapping[str, Any], root: 
         if own["type"] == "safetensors":
             given[name] = stored(os.path.join(root, own["path"]), own.get("tensor_key", name))
             continue
-        lacking = [axis for axis in spec["shape"] or () if sizes.get(axis) is None]
+        lacking = [axis for axis in spec["shape"] or () if type(axis) is not int and sizes.get(axis) is None]
         if kind is None or not kind.is_floating_point or spec["shape"] is None or lacking:
             why = f"without a size of {lacking[0]}" if lacking else f"random numbers of {spec['dtype']}, expected numbers or a file"
             raise lib.BadInput(f"flashinfer: {definition['name']}: {name}: {why}")
-        given[name] = torch.randn([sizes[axis] for axis in spec["shape"]]).clamp(-8, 8).to(kind)
+        given[name] = torch.randn([sizes.get(axis, axis) for axis in spec["shape"]]).clamp(-8, 8).to(kind)
     return given
 
 
@@ -171,11 +170,28 @@ def run(process: Candidate, definition: Mapping[str, Any], solution: Mapping[str
         return f"RUNTIME_ERROR: {error}"
 
 
-def judged(definition: Mapping[str, Any], given: Mapping[str, Any], results: Mapping[str, Any], expected: Mapping[str, Any],
-           precision: "str | None") -> tuple[str, str, dict[str, Any]]:
-    """The verdict, the report, and the largest errors."""
-    import torch
+Place = Callable[[Mapping[str, Any]], "dict[str, Any]"]  #: results by their paths in a case, of those by their names
 
+
+def row_of(definition: Mapping[str, Any], given: Mapping[str, Any], expected: Mapping[str, Any], precision: str) -> "tuple[Callable[..., Case], Place] | None":
+    """The first row of the definition's family in which its own reference is right."""
+    try:
+        for row in FAMILIES.get(definition.get("op_type", ""), lambda *_: iter(()))(definition["name"], given):
+
+            def place(results: Mapping[str, Any], row: Row = row) -> dict[str, Any]:
+                return {path: results[name].reshape(shape) for name, (path, shape) in row.results.items() if name in results}
+
+            try:
+                if row.open(precision, explain=False).judge(place(expected), gradients=False).verdict == "PASS":
+                    return functools.partial(row.open, precision), place
+            except lib.BadInput:  # the operation has no such case
+                continue
+    except KeyError:  # the row lacks a tensor
+        pass
+    return None
+
+
+def traced(definition: Mapping[str, Any], given: Mapping[str, Any], expected: Mapping[str, Any], precision: str, explain: bool) -> "tuple[Case, Place]":
     floats = {name: x for name, x in given.items() if hasattr(x, "dtype") and x.is_floating_point()}
     source = reference_of(definition, INFINITE.sub(repr(FAR), definition["reference"]))
 
@@ -183,19 +199,53 @@ def judged(definition: Mapping[str, Any], given: Mapping[str, Any], results: Map
         return outputs_of(definition, source(**{**given, **own}))
 
     function.__name__ = definition["name"]
-    empty = {name: torch.isneginf(x) for name, x in expected.items()}
-    for name, where in empty.items():
-        if not torch.equal(where, torch.isneginf(results[name])):
+    case = case_of_numbers(function, floats, [], precision, explain=explain)
+    lacking = [name for name in expected if f"outputs/{name}" not in case.expected]
+    choices = [path for path in case.expected if re.fullmatch("routing/.*/top_k", path)]  # whole numbers that are chosen
+    if len(lacking) != len(choices):
+        raise lib.BadInput(f"{definition['name']}: its results {', '.join(expected)} have {len(lacking)} choices, and its program {len(choices)}")
+    paths = {**{name: f"outputs/{name}" for name in expected}, **dict(zip(lacking, choices))}
+    empty = {name: x == float("-inf") for name, x in expected.items()}
+
+    def place(results: Mapping[str, Any]) -> dict[str, Any]:
+        return {paths[name]: x.masked_fill(empty[name], FAR) if empty[name].any() else x for name, x in results.items()}
+
+    return case, place
+
+
+def judged(definition: Mapping[str, Any], given: Mapping[str, Any], results: Mapping[str, Any], expected: Mapping[str, Any],
+           precision: "str | None", explain: bool = True) -> tuple[str, str, dict[str, Any]]:
+    """The verdict, the report, and the largest errors. `explain`: failures are held against known bugs."""
+    import torch
+
+    if not any(x.double().count_nonzero() for x in expected.values()):
+        raise lib.BadInput(f"{definition['name']}: the reference gives nothing but zeros, as a kernel does that does nothing")
+    for name, x in expected.items():
+        if not torch.equal(x == float("-inf"), results[name] == float("-inf")):
             return "FAIL", f"{name}: -inf stands elsewhere than in the reference", {"max_relative_error": math.inf, "max_absolute_error": math.inf}
-    finite = {f"outputs/{name}": results[name].masked_fill(where, FAR) if where.any() else results[name] for name, where in empty.items()}
-    case = case_of_numbers(function, floats, finite.values(), precision)
-    report = case.judge(finite, gradients=False)
+    kinds = [str(x.dtype).split(".")[-1] for x in expected.values()]
+    profile = precision or next((PROFILES[kind] for kind in reversed(PROFILES) if kind in kinds), None) or "bf16"
+    row = row_of(definition, given, expected, profile)
+    if row is None:
+        case, place = traced(definition, given, expected, profile, explain)
+        placed = place(results)
+        report = case.judge(placed, gradients=False)
+    else:
+        opened, place = row
+        placed = place(results)
+        wrong = [name for name in expected if len(place({name: expected[name]})) == 0 and not torch.equal(results[name], expected[name])]
+        if wrong:  # what the reference copies
+            return "FAIL", f"{wrong[0]}: it is not the reference's, which is a copy of an input", {"max_relative_error": math.inf, "max_absolute_error": math.inf}
+        case = opened(explain=False)
+        report = case.judge(placed, gradients=False)
+        report = report if report.verdict == "PASS" or not explain else opened(explain=True).judge(placed, gradients=False)
     if report.verdict not in ("PASS", "FAIL"):
         raise lib.BadInput(f"{definition['name']}: {report.verdict}: {report.message}")
-    off = [(np.abs(x.double().cpu().numpy() - case.golden(path)), np.abs(case.golden(path))) for path, x in finite.items()]
+    pairs = [(x.double().cpu().numpy(), case.golden(path)) for path, x in placed.items() if path.startswith("outputs/")]
+    off = [(np.abs(x - y), np.abs(y)) for x, y in ((x[np.isfinite(y)], y[np.isfinite(y)]) for x, y in pairs)]
     errors = {"max_absolute_error": max(float(a.max(initial=0)) for a, _ in off),
               "max_relative_error": max(float((a / np.where(b > 0, b, 1)).max(initial=0)) for a, b in off)}
-    return report.verdict, str(report), {**errors, "extra": {"verdict": report.verdict, "message": report.message, "precision": case.precision}}
+    return report.verdict, str(report), {**errors, "extra": {"verdict": report.verdict, "message": report.message, "precision": case.precision, "operation": case.op}}
 
 
 def trace_of(definition: Mapping[str, Any], workload: Mapping[str, Any], solution: Mapping[str, Any], status: str, log: str, device: str, correctness: Any = None,

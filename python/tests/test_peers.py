@@ -173,7 +173,8 @@ def test_flashinfer(name, tmp_path):
 def test_flashinfer_refuses(tmp_path):
     workload = offsets(tmp_path / "own.safetensors", [0, 3])
     for definition, own, line in (
-        ({**ATTENTION, "outputs": {"y": {"shape": [], "dtype": "int64"}}}, solution(""), "its result y is of int64"),
+        ({**ATTENTION, "outputs": {"ids": {"shape": [], "dtype": "int64"}}, "reference": "def run(q, kv, indptr, scale):\n    return q.argmax(-1)"}, solution("def run(*given):\n    return given[0].argmax(-1)"),
+         "its result|choice"),
         (ATTENTION, solution("", language="cuda"), "a solution in cuda, expected python or triton"),
         ({**ATTENTION, "reference": RIGHT.replace("torch.softmax(s, -1)", "torch.bernoulli(s.sigmoid())")}, solution(RIGHT), "bernoulli"),
     ):
@@ -181,6 +182,119 @@ def test_flashinfer_refuses(tmp_path):
             assay.flashinfer.evaluate(definition, workload, own, root=tmp_path)
     with pytest.raises(assay.BadInput, match="own.safetensors: indptr: FileNotFoundError"):
         assay.flashinfer.evaluate(ATTENTION, workload, solution(RIGHT), root=tmp_path / "elsewhere")
+
+
+# Of each family one reference of a few lines, with the names and layouts of its definitions: floats, whole numbers, and a wrong form.
+PAGES = {"kv_indptr": [0, 2, 2, 5], "kv_indices": [4, 1, 0, 6, 2], "kv_last_page_len": [3, 1, 2]}
+SEEN = """
+import math, torch
+def attend(q, k, v, scale):
+    s = torch.einsum("hd,thd->ht", q.float(), k.float()) * scale
+    return torch.einsum("ht,thd->hd", s.softmax(-1), v.float()).bfloat16(), s.logsumexp(-1) / math.log(2.0)
+def keys_of(cache, kv_indptr, kv_indices, kv_last_page_len, i):
+    pages = kv_indices[kv_indptr[i]:kv_indptr[i + 1]].long()
+    return cache[pages].flatten(0, 1)[: (len(pages) - 1) * cache.shape[1] + int(kv_last_page_len[i])] if len(pages) else cache[:0].flatten(0, 1)
+def rows(several):
+    out = [x if x is not None else (torch.zeros(WIDE).bfloat16(), torch.full(WIDE[:1], -math.inf)) for x in several]
+    return torch.stack([x for x, _ in out]), torch.stack([x for _, x in out])
+"""
+FAMILIES = {
+    "gqa_paged": ("gqa_decode", {"q": [7, 4, 8], "k_cache": [7, 4, 2, 8], "v_cache": [7, 4, 2, 8]}, {**PAGES, "qo_indptr": [0, 3, 4, 7]}, SEEN.replace("WIDE", "(4, 8)") + """
+def run(q, k_cache, v_cache, kv_indptr, kv_indices, kv_last_page_len, qo_indptr, sm_scale):
+    several = []
+    for i in range(3):
+        k, v = (keys_of(x, kv_indptr, kv_indices, kv_last_page_len, i).repeat_interleave(2, 1) for x in (k_cache, v_cache))
+        new = int(qo_indptr[i + 1] - qo_indptr[i])
+        for j in range(new):
+            n = len(k) - new + 1 + j
+            several.append(attend(q[int(qo_indptr[i]) + j], k[:n], v[:n], sm_scale) if n > 0 else None)
+    return rows(several)
+""", ("+ 1 + j", "+ j")),
+    "gqa_ragged": ("gqa_decode", {"q": [5, 4, 8], "k": [6, 2, 8], "v": [6, 2, 8]}, {"qo_indptr": [0, 3, 5], "kv_indptr": [0, 2, 6]}, SEEN.replace("WIDE", "(4, 8)") + """
+def run(q, k, v, qo_indptr, kv_indptr, sm_scale):
+    several = []
+    for first, end, start, last in zip(qo_indptr[:-1].tolist(), qo_indptr[1:].tolist(), kv_indptr[:-1].tolist(), kv_indptr[1:].tolist()):
+        for t in range(first, end):
+            n = last - (end - t) + 1
+            several.append(attend(q[t], *(x[start:n].repeat_interleave(2, 1) for x in (k, v)), sm_scale) if n > start else None)
+    return rows(several)
+""", ("math.log(2.0)", "1.0")),
+    "mla_paged": ("mla_decode", {"q_nope": [3, 4, 16], "q_pe": [3, 4, 4], "ckv_cache": [7, 4, 16], "kpe_cache": [7, 4, 4]}, PAGES, SEEN.replace("WIDE", "(4, 16)") + """
+def run(q_nope, q_pe, ckv_cache, kpe_cache, kv_indptr, kv_indices, kv_last_page_len, sm_scale):
+    several = []
+    for i in range(3):
+        c, p = (keys_of(x, kv_indptr, kv_indices, kv_last_page_len, i)[:, None].expand(-1, 4, -1) for x in (ckv_cache, kpe_cache))
+        several.append(attend(torch.cat([q_nope[i], q_pe[i]], -1), torch.cat([c, p], -1), c, sm_scale) if len(c) else None)
+    return rows(several)
+""", ("int(kv_last_page_len[i])", "1")),
+    "dsa_paged": ("mla_decode", {"q_nope": [3, 4, 16], "q_pe": [3, 4, 4], "ckv_cache": [5, 4, 16], "kpe_cache": [5, 4, 4]},
+                  {"sparse_indices": [[3, 19, 8, -1], [-1, -1, -1, -1], [0, 2, 7, 11]]}, SEEN.replace("WIDE", "(4, 16)") + """
+def run(q_nope, q_pe, ckv_cache, kpe_cache, sparse_indices, sm_scale):
+    several = []
+    for i in range(3):
+        at = [j for j in sparse_indices[i].tolist() if j >= 0]
+        c, p = (x.flatten(0, 1)[at][:, None].expand(-1, 4, -1) for x in (ckv_cache, kpe_cache))
+        several.append(attend(torch.cat([q_nope[i], q_pe[i]], -1), torch.cat([c, p], -1), c, sm_scale) if at else None)
+    return rows(several)
+""", ("j >= 0", "j > 0")),
+    "gdn": ("program", {"q": [7, 2, 8], "k": [7, 2, 8], "v": [7, 4, 8], "state": [3, 4, 8, 8], "A_log": [4], "a": [7, 4], "dt_bias": [4], "b": [7, 4]}, {"cu_seqlens": [0, 2, 2, 7]}, """
+import torch
+def run(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, sm_scale):
+    decay, beta = (-A_log.exp() * torch.nn.functional.softplus(a.float() + dt_bias)).exp(), b.float().sigmoid()
+    q, k, v = q.float().repeat_interleave(2, 1) * 8 ** -0.5, k.float().repeat_interleave(2, 1), v.float()
+    y, last = torch.zeros(7, 4, 8), torch.zeros(3, 4, 8, 8)
+    for i in range(3):
+        for t in range(int(cu_seqlens[i]), int(cu_seqlens[i + 1])):
+            s = (state[i] if t == int(cu_seqlens[i]) else last[i]) * decay[t][:, None, None]
+            last[i] = s + torch.einsum("hv,hk->hvk", beta[t][:, None] * (v[t] - torch.einsum("hvk,hk->hv", s, k[t])), k[t])
+            y[t] = torch.einsum("hvk,hk->hv", last[i], q[t])
+    return y.bfloat16(), last
+""", ("beta[t][:, None] *", "")),
+    "moe": ("moe", {"hidden_states": [6, 16], "routing_logits": [6, 8], "routing_bias": [8], "gemm1_weights": [4, 24, 16], "gemm2_weights": [4, 16, 12]}, {}, """
+import torch
+def run(hidden_states, routing_logits, routing_bias, gemm1_weights, gemm2_weights, sm_scale, local_expert_offset=2, routed_scaling_factor=2.5):
+    score = routing_logits.float().sigmoid()
+    ids = (score + routing_bias.float()).topk(3).indices
+    weights = score.gather(1, ids) / score.gather(1, ids).sum(-1, keepdim=True) * 2.5
+    y = torch.zeros(6, 16)
+    for t in range(6):
+        for e, w in zip(ids[t].tolist(), weights[t]):
+            if 2 <= e < 6:
+                up, gate = (gemm1_weights[e - 2].float() @ hidden_states[t].float()).chunk(2)
+                y[t] += w * (gemm2_weights[e - 2].float() @ (torch.nn.functional.silu(gate) * up))
+    return y.bfloat16()
+""", ("silu(gate) * up", "silu(up) * gate")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_are_operations(family):
+    operation, floats, whole, text, (right, other) = FAMILIES[family]
+    torch.manual_seed(1)
+    given = {name: torch.randn(shape).to(torch.float32 if name in ("A_log", "dt_bias", "state", "routing_logits") else torch.bfloat16) for name, shape in floats.items()}
+    given.update({name: torch.tensor(numbers, dtype=torch.int32) for name, numbers in whole.items()}, sm_scale=0.0 if family == "gdn" else 0.3)
+    given.update({"local_expert_offset": 2, "routed_scaling_factor": 2.5} if family == "moe" else {})
+    outputs = {"gdn": ["output", "new_state"], "moe": ["output"]}.get(family, ["output", "lse"])
+    definition = {"name": "own_topk3", "op_type": family, "outputs": dict.fromkeys(outputs), "reference": text}
+    expected = assay.flashinfer.outputs_of(definition, assay.flashinfer.reference_of(definition, text)(**given))
+    verdict, log, errors = assay.flashinfer.judged(definition, given, expected, expected, None)
+    assert verdict == "PASS" and errors["extra"]["operation"] == operation, log
+    assert right in text
+    wrong = assay.flashinfer.outputs_of(definition, assay.flashinfer.reference_of(definition, text.replace(right, other))(**given))
+    assert assay.flashinfer.judged(definition, given, wrong, expected, None)[0] == "FAIL"
+
+
+def test_a_reference_that_is_another_function_is_traced():
+    torch.manual_seed(1)
+    definition = {"name": "own", "op_type": "gqa_ragged", "outputs": {"output": None}, "reference": """
+def run(q, k, v, qo_indptr, kv_indptr, sm_scale):
+    return ((q.float()[:, None] * k.float()).sum(-1).mul(sm_scale).tanh().softmax(1).unsqueeze(-1) * v.float()).sum(1).bfloat16()
+"""}  # fmt: skip
+    given = {name: torch.randn(5, 2, 8).bfloat16() for name in "qkv"}
+    given.update({name: torch.tensor([0, 5], dtype=torch.int32) for name in ("qo_indptr", "kv_indptr")}, sm_scale=0.3)
+    expected = assay.flashinfer.outputs_of(definition, assay.flashinfer.reference_of(definition, definition["reference"])(**given))
+    verdict, log, errors = assay.flashinfer.judged(definition, given, expected, expected, None)
+    assert verdict == "PASS" and errors["extra"]["operation"] == "program", log
 
 
 def test_flashinfer_s_own_example_and_schema(peer):
