@@ -1,6 +1,7 @@
 """Two kernels' results against each other: correct ones of other orders lie apart by rounding, wrong ones do not."""
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -136,3 +137,112 @@ gradients: none
     wrong = np.where(np.arange(40) == 3, 1e3, golden)
     found = assay.between(case, {"outputs/logits": bf16(golden)}, {"outputs/logits": bf16(wrong)})
     assert found["verdict"] == "BEYOND ROUNDING" and found["next_token"]["other"] >= 11
+
+
+# Routed experts with a shared one, in float32; a gate that is off by a last place of bfloat16 chooses otherwise at near ties.
+ROUTER = '''
+import sys, h5py, numpy as np
+
+with h5py.File(sys.argv[1]) as f:
+    t = {path: f[path][()] for path in ("inputs/x", "weights/gate/kernel", "weights/gate/bias", "weights/wi_0", "weights/wi_1", "weights/wo",
+         *(f"weights/shared_experts/{w}/kernel" for w in ("wi_0", "wi_1", "wo")))}
+    t = {path: np.float32(value) for path, value in t.items()}
+    given = f["inputs/selected_experts"][()] if "inputs/selected_experts" in f else None
+
+def mlp(x, wi_0, wi_1, wo):
+    a = x @ wi_0
+    return (a / (1 + np.exp(-a)) * (x @ wi_1)) @ wo
+
+x, gate = t["inputs/x"], t["weights/gate/kernel"]
+if sys.argv[3] == "off":
+    gate = gate * np.float32(1 + 2.0**-8 * np.where(np.arange(gate.size).reshape(gate.shape) % 3, 1, -1))
+scores = 1 / (1 + np.exp(-x @ gate))
+biased = scores + t["weights/gate/bias"]
+chosen = np.argsort(-biased, axis=-1, kind="stable")[..., :4] if given is None else given
+weights = np.take_along_axis(scores, chosen, -1)
+weights = weights / weights.sum(-1, keepdims=True) * np.float32(2.5)
+y = mlp(x, *(t[f"weights/shared_experts/{w}/kernel"] for w in ("wi_0", "wi_1", "wo")))
+for at in np.ndindex(*chosen.shape):
+    e = chosen[at]
+    y[at[:2]] += weights[at] * mlp(x[at[:2]], t["weights/wi_0"][e], t["weights/wi_1"][e], t["weights/wo"][e])
+with h5py.File(sys.argv[2], "w") as f:
+    f["outputs/y"], f["routing/selected_experts"], f["routing/weights"] = y, chosen.astype(np.int32), weights
+'''
+
+
+@pytest.mark.parametrize("name", ["moe/near-ties-bf16", "moe/near-ties-bf16-groups"])
+def test_a_router_whose_near_ties_flip(name: str, tmp_path: Path) -> None:
+    (tmp_path / "kernel.py").write_text(ROUTER)
+    kernel = f"'{sys.executable}' '{tmp_path}/kernel.py' {{request}} {{candidate}}"
+    sets = ["--set", "gradients=none", "--set", "load_balance_loss_weight=0", "--set", "n_routing_groups=-1", "--set", "topk_routing_group=-1", "--set", "sequence=200"]
+    found = {}
+    for replay in ([], ["--replay", "A"]):
+        made = between(name, kernel + " on", kernel + " off", "--precision", "bf16_router", *sets, *replay, answer=tmp_path / "answer.json")
+        assert made.returncode == 0 and "ROUNDING  " in made.stdout, made.stdout + made.stderr
+        found[bool(replay)] = json.loads((tmp_path / "answer.json").read_text())
+    assert found[False]["choices"]["differ"] > 0 and 0 < found[False]["choices"]["margin"] < 0.02
+    assert found[True]["choices"] == {**found[False]["choices"], "differ": 0, "margin": 0}
+    assert found[True]["verdict"] == "ROUNDING" and found[True]["a"] == found[True]["b"] == "PASS"
+
+
+def test_copies_of_other_choices_are_not_held_against_each_other(tmp_path: Path) -> None:
+    (tmp_path / "off.py").write_text(f"""
+import shutil, subprocess, sys
+import h5py, numpy as np
+other = sys.argv[2] + ".request.h5"
+shutil.copy(sys.argv[1], other)
+with h5py.File(other, "r+") as f:
+    gate = f["weights/gate/kernel"][()].astype(np.float64)
+    f["weights/gate/kernel"][...] = gate * (1 + 2.0**-8 * np.where(np.arange(gate.size).reshape(gate.shape) % 3, 1, -1))
+sys.exit(subprocess.run([sys.executable, "{ROOT}/harness/backends/numpy/backend.py", other, sys.argv[2], "--precision", "bf16"]).returncode)
+""")
+    off = f"'{sys.executable}' '{tmp_path}/off.py' {{request}} {{candidate}}"
+    made = between("moe/near-ties-bf16", BACKEND, off, "--precision", "bf16_router", "-v")
+    assert made.returncode == 0 and "choices: 1 of 64 tokens" in made.stdout and "checkpoints/moe_mlpwo" not in made.stdout, made.stdout + made.stderr
+
+
+STACK = """
+case: own/stack
+op: program
+sizes: {T: 24, D: 32, F: 48, V: 50}
+inputs: {x: [T, D]}
+weights: {w: [D, F], o: [F, D], u: [D, F], p: [F, D], head: [D, V]}
+steps:
+  h: silu(product("TD,DF->TF", x, w))
+  r: add(x, product("TF,FD->TD", h, o))
+  g: silu(product("TD,DF->TF", r, u))
+  s: add(r, product("TF,FD->TD", g, p))
+outputs:
+  logits: product("TD,DV->TV", s, head)
+gradients: none
+checkpoints: all
+"""
+
+
+def stack(case: assay.Case, stored: Any, gate: float = 1.0) -> dict[str, Any]:
+    """Two layers and an output head; what lies between kernels is `stored`."""
+    given = {path.split("/")[1]: assay.to_float32(value) for path, value in case.inputs(np).items()}
+
+    def times(a: Any, b: str) -> Any:
+        return a @ given[b]
+
+    def silu(a: Any) -> Any:
+        return a / (1 + np.exp(-a))
+
+    h = stored(silu(times(given["x"], "w")))
+    r = stored(given["x"] + times(h, "o"))
+    g = stored(gate * silu(times(r, "u")))
+    s = stored(r + times(g, "p"))
+    return {"checkpoints/h": h, "checkpoints/r": r, "checkpoints/g": g, "checkpoints/s": s, "outputs/logits": bf16(times(s, "head"))}
+
+
+def test_a_stack_with_an_output_head() -> None:
+    case = assay.case(STACK, precision="bf16")
+    found = assay.between(case, stack(case, bf16), stack(case, np.float32))
+    assert found["verdict"] == "ROUNDING" and found["next_token"]["tokens"] == 24 and found["next_token"]["kl_largest"] < 1e-3, found
+    assert found["next_token"]["other"] <= found["next_token"]["near_ties"] < 12
+    wrong = assay.between(case, stack(case, bf16), stack(case, np.float32, 1.1))
+    assert wrong["verdict"] == "BEYOND ROUNDING" and wrong["message"].startswith("checkpoints/g"), wrong["message"]
+    assert wrong["next_token"]["kl_mean"] > 10 * found["next_token"]["kl_mean"]
+    same = assay.case(STACK.replace("head: [D, V]", "head: {axes: [D, V], distribution: constant, mean: 0.125}"), precision="bf16")
+    assert assay.between(same, stack(same, bf16), stack(same, np.float32))["next_token"]["near_ties"] == 24
