@@ -369,10 +369,10 @@ def decode_back(ar, s, t, scale, out, lse):
     keys = own(t["inputs/kv_cache"] if latent else t["inputs/key_cache"])
     values = keys[..., :rank] if latent else own(t["inputs/value_cache"])
     size = s.count("pagedattn_tokens_per_page") if s.count("pagedattn_num_pages") > 0 else keys.shape[1]
-    lse = (lse if s["lse_layout"] == "BSN" else np.swapaxes(lse, 1, 2)) * ar.float(np.log(2) if s["lse_base"].strip("'") == "2" else 1)
-    d_lse = t.get("cotangents/lse", np.zeros(lse.shape, ar.float))
-    d_lse = d_lse if d_lse.shape == lse.shape else np.swapaxes(d_lse, 1, 2)
-    d_lse = d_lse / ar.float(np.log(2) if s["lse_base"].strip("'") == "2" else 1)
+    unit = ar.float(np.log(2) if s["lse_base"].strip("'") == "2" else 1)
+    tokens_first = lambda x: x if s["lse_layout"] == "BSN" else np.swapaxes(x, 1, 2)
+    d_lse = tokens_first(t.get("cotangents/lse", np.zeros(lse.shape, ar.float))) / unit
+    lse = tokens_first(lse) * unit
     d_out, blind = t.get("cotangents/attention_out", np.zeros_like(out)), np.isinf(lse)
     lse = np.where(blind, ar.float(0), lse)
     gate = np.where(blind, ar.float(0), 1 if sinks is None else 1 / (1 + ar.exp(sinks - lse)))
