@@ -102,7 +102,9 @@ static void set_factor(const assay_context *ctx, const segment *s, const double 
     assay_round(ctx, ASSAY_ROUND_OPERAND, wide, dout);
 }
 
-void attention_round_scaled(const assay_context *ctx, double *ds, int64_t count, int64_t row, double by)
+/* A kernel that multiplies q k^T by the scale multiplies ds by it, too, before it is rounded: in float16 that has fewer
+ * digits below the normal numbers. Rows take turns. by: the power of two that is near the scale, which leaves others where they are. */
+static void round_scaled(const assay_context *ctx, double *ds, int64_t count, int64_t row, double by)
 {
     if (assay_turn_at(ctx, row, 2) == 0) by = 1;
     for (int64_t j = 0; by != 1 && j < count; j++) ds[j] *= by;
@@ -208,8 +210,7 @@ static assay_status backward_block(assay_context *ctx, const segment *s, const a
         memset(s->ds + row + start, 0, (size_t)(seen - start) * sizeof *s->ds);
         attention_row_gradient(ctx, s->p + at, s->ds + at, s->slope == NULL ? NULL : s->slope + at, s->lse[i],
                                s->factor[i], s->shift[i], attention_keys_end(rows, i) - seen);
-        attention_round_scaled(ctx, s->ds + at, attention_keys_end(rows, i) - seen, i,
-                               ldexp(1, -ilogb((double)deep) / 2));
+        round_scaled(ctx, s->ds + at, attention_keys_end(rows, i) - seen, i, ldexp(1, -ilogb((double)deep) / 2));
     }
     MUST(assay_matmul(ctx, &to_queries));
     MUST(add_to_keys(ctx, s->dk + start * deep, s->ds + start, ld, size, keys, s->q + first * deep, deep));

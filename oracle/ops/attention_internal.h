@@ -84,9 +84,6 @@ assay_status attention_scores(assay_context *ctx, double *out, int64_t ld, const
  * Nothing happens without a cap. */
 void attention_cap(const assay_context *ctx, double soft_cap, double *scores, double *slopes, int64_t count);
 
-/* A kernel that multiplies q k^T by the scale multiplies ds by it, too, before it is rounded: in float16 that has fewer
- * digits below the normal numbers. Rows take turns. by: the power of two that is near the scale, which leaves others where they are. */
-void attention_round_scaled(const assay_context *ctx, double *ds, int64_t count, int64_t row, double by);
 /* p_j = exp(s_j - lse), times `factor`, and ds_j = p_j (factor <dout, v_j> - shift) of a row, from s_j and <dout, v_j>. */
 void attention_row_gradient(const assay_context *ctx, double *p, double *ds, const double *slope, double lse,
                             double factor, double shift, int64_t count);

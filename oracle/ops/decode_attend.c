@@ -189,11 +189,25 @@ static void finish_row(const assay_context *ctx, const decode_rows *r, int64_t i
     if (c->splits > 0 && how.form == ATTENTION_DIVIDED_FIRST) assay_round(ctx, ASSAY_ROUND_STORAGE, c->v_dim, out);
 }
 
-static assay_status attend_rows(assay_context *ctx, const decode_rows *r, const double *query, double *out, double *lse)
+/* Where forward's results go. */
+typedef struct decode_results {
+    const double *query;
+    double *out, *lse;
+} decode_results;
+
+static assay_status attend_rows(assay_context *ctx, decode_rows *r, const void *to)
 {
+    const decode_results *results = to;
     const assay_decode_config *c = r->config;
     const int64_t rows = c->batch * c->sequence * c->heads;
-    gather_queries(ctx, r, query);
+    double *lse = results->lse;
+    r->keys = read_of(r, 0);
+    for (int64_t split = 1; split < r->plan->splits; split++) {
+        const assay_key_range read = read_of(r, split);
+        if (read.begin < r->keys.begin) r->keys.begin = read.begin;
+        if (read.begin < read.end) r->keys.end = read.end;
+    }
+    gather_queries(ctx, r, results->query);
     MUST(make_scores(ctx, r));
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = 0; i < r->count; i++) soften_row(ctx, r, i, lse);
@@ -201,8 +215,25 @@ static assay_status attend_rows(assay_context *ctx, const decode_rows *r, const 
         MUST(weigh_values(ctx, r, read_of(r, split)));
         for (int64_t i = 0; i < r->count; i++) {
             const int64_t row = split * rows + row_of(r, i);
-            finish_row(ctx, r, i, split, out + row * c->v_dim,
+            finish_row(ctx, r, i, split, results->out + row * c->v_dim,
                        lse[split * rows + decode_place_of_lse(c, row_of(r, i))]);
+        }
+    }
+    return ASSAY_OK;
+}
+
+/* `run` for each block of queries of each head of keys, of one list after the other. */
+static assay_status for_each_block(assay_context *ctx, decode_rows *r,
+                                   assay_status (*run)(assay_context *ctx, decode_rows *r, const void *self),
+                                   const void *self)
+{
+    const int64_t rows = r->plan->tokens * group_of(r->config);
+    for (int64_t unit = 0; unit < r->plan->lists * r->config->kv_heads; unit++) {
+        r->list = unit / r->config->kv_heads;
+        r->kv = unit % r->config->kv_heads;
+        for (r->first = 0; r->first < rows; r->first += DECODE_ROWS) {
+            r->count = rows - r->first < DECODE_ROWS ? rows - r->first : DECODE_ROWS;
+            MUST(run(ctx, r, self));
         }
     }
     return ASSAY_OK;
@@ -224,21 +255,7 @@ static assay_status attend(assay_context *ctx, const assay_decode_config *c, con
     r.gathered = r.query + block * c->width;
     r.out = r.gathered + KEYS * widest;
     r.divisors = r.out + block * c->v_dim;
-    for (int64_t unit = 0; unit < plan->lists * c->kv_heads; unit++) {
-        r.list = unit / c->kv_heads;
-        r.kv = unit % c->kv_heads;
-        for (r.first = 0; r.first < rows; r.first += block) {
-            r.count = rows - r.first < block ? rows - r.first : block;
-            r.keys = read_of(&r, 0);
-            for (int64_t split = 1; split < plan->splits; split++) {
-                const assay_key_range read = read_of(&r, split);
-                if (read.begin < r.keys.begin) r.keys.begin = read.begin;
-                if (read.begin < read.end) r.keys.end = read.end;
-            }
-            MUST(attend_rows(ctx, &r, query, out, lse));
-        }
-    }
-    return ASSAY_OK;
+    return for_each_block(ctx, &r, attend_rows, &(decode_results){query, out, lse});
 }
 
 assay_merge_states_config assay_decode_merge_config(const assay_decode_config *c, int64_t states, int64_t v_dim)
@@ -273,70 +290,141 @@ assay_status decode_attend(assay_context *ctx, const assay_decode_config *c, con
     return assay_merge_states_forward(ctx, out, lse, &partial, &merge);
 }
 
-/* Of one query the keys that it sees in a split, as attention_row_gradient has them. room: three numbers of each key, and dout. */
-static void row_back(const assay_context *ctx, const decode_rows *r, const assay_decode_call *call,
-                     const assay_decode_gradients *g, int64_t split, double *room)
+/* --- back --- */
+
+/* A block of queries, whose dout is in `rows.out`, and a block of keys, which are in `rows.gathered`. */
+typedef struct decode_back {
+    decode_rows rows;
+    const assay_decode_call *call;
+    const assay_decode_gradients *g;
+    double *dquery, *lse, *shift;  /* of queries; as attention_row_gradient has them */
+    double *ds, *slope;            /* [count,KEYS], as `rows.p` */
+    double *value, *dkey, *dvalue; /* of keys; of latents parts of these */
+} decode_back;
+
+/* What came back to a row. */
+static void load_row(const assay_context *ctx, const decode_back *b, int64_t split, int64_t i)
 {
+    const decode_rows *r = &b->rows;
     const assay_decode_config *c = r->config;
-    const assay_key_range seen = *decode_seen(r->plan, r->list, token_of(r, 0), split);
-    const int64_t row = row_of(r, 0), rows = c->batch * c->sequence * c->heads, count = seen.end - seen.begin;
-    const int64_t place = split * rows + decode_place_of_lse(c, row), wide = c->v_dim,
-                  apart = c->latent ? c->width : wide;
-    const int64_t *key = r->plan->rows + r->list * r->plan->longest + seen.begin;
-    const double unit = c->base_2 ? LN_2 : 1, scale = scales_query(ctx, r, 0) ? 1 : c->scale;
-    const double *values = c->latent ? r->in->key_cache + c->value_first : r->in->value_cache;
-    const double *sink = softmax_of(ctx, r, 0).sink;
-    double *p = room, *ds = p + count, *slope = c->soft_cap > 0 ? ds + count : NULL, *dout = room + 3 * count;
-    double *dvalues = c->latent ? g->dkey + c->value_first : g->dvalue, lse = call->lse[place] * unit;
-    if (count == 0) return;
-    gather_queries(ctx, r, r->in->query);
-    memcpy(dout, call->dout + (split * rows + row) * wide, (size_t)wide * sizeof *dout);
-    const double through = assay_dot(ctx, wide, dout, call->out + (split * rows + row) * wide);
+    const assay_key_range seen = *decode_seen(r->plan, r->list, token_of(r, i), split);
+    const int64_t row = row_of(r, i), rows = c->batch * c->sequence * c->heads, wide = c->v_dim;
+    const int64_t place = split * rows + decode_place_of_lse(c, row);
+    const double unit = c->base_2 ? LN_2 : 1, *sink = softmax_of(ctx, r, i).sink;
+    double *dout = r->out + i * wide, lse = b->call->lse[place] * unit;
+    memset(dout, 0, (size_t)wide * sizeof *dout);
+    if (seen.begin >= seen.end) return;
+    memcpy(dout, b->call->dout + (split * rows + row) * wide, (size_t)wide * sizeof *dout);
+    const double through = assay_dot(ctx, wide, dout, b->call->out + (split * rows + row) * wide);
     const double gate = sink == NULL ? 1 : attention_gate(ctx, lse, *sink);
-    double shift = gate * through - (call->dlse == NULL ? 0 : call->dlse[place] / unit);
-    if (g->dsinks != NULL)
-        assay_add_scaled(ctx, 1, -attention_sink_share(ctx, lse, *sink), &through, &g->dsinks[row % c->heads]);
+    b->shift[i] = gate * through - (b->call->dlse == NULL ? 0 : b->call->dlse[place] / unit);
+    if (b->g->dsinks != NULL)
+        assay_add_scaled(ctx, 1, -attention_sink_share(ctx, lse, *sink), &through, &b->g->dsinks[row % c->heads]);
     for (int64_t d = 0; d < wide && gate != 1; d++) dout[d] *= gate;
     assay_round(ctx, ASSAY_ROUND_STORAGE, wide, dout);
     assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &lse);
-    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &shift);
-    for (int64_t j = 0; j < count; j++) {
-        const int64_t at = key[j] < 0 ? 0 : assay_decode_place(c, key[j], r->kv);
-        p[j] = key[j] < 0 ? 0 : scale * assay_dot(ctx, c->width, r->query, r->in->key_cache + at * c->width);
-        ds[j] = key[j] < 0 ? 0 : assay_dot(ctx, wide, dout, values + at * apart);
-    }
-    attention_cap(ctx, c->soft_cap, p, slope, count);
-    attention_row_gradient(ctx, p, ds, slope, lse, 1, shift, count);
-    attention_round_scaled(ctx, ds, count, row, c->scale);
-    for (int64_t j = 0; j < count; j++) {
-        const int64_t at = key[j] < 0 ? 0 : assay_decode_place(c, key[j], r->kv);
-        if (key[j] < 0) continue;
-        assay_add_scaled(ctx, c->width, c->scale * ds[j], r->in->key_cache + at * c->width, g->dquery + row * c->width);
-        assay_add_scaled(ctx, c->width, scale * ds[j], r->query, g->dkey + at * c->width);
-        assay_add_scaled(ctx, wide, p[j], dout, dvalues + at * apart);
-    }
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &b->shift[i]);
+    b->lse[i] = lse;
 }
 
-/* Threads have heads of keys of their own, to which all that reads these adds in order. */
+/* Scores and products of dout with values become probabilities and gradients of scores; of keys that the row does not see 0. */
+static void soften_back(const assay_context *ctx, const decode_back *b, int64_t split, int64_t i, assay_key_range keys)
+{
+    const decode_rows *r = &b->rows;
+    const assay_decode_config *c = r->config;
+    const assay_key_range seen = decode_overlap(*decode_seen(r->plan, r->list, token_of(r, i), split), keys);
+    const int64_t first = seen.begin - keys.begin, end = seen.end - keys.begin, count = end - first;
+    const double scale = scales_query(ctx, r, i) ? 1 : c->scale;
+    double *p = r->p + i * KEYS, *ds = b->ds + i * KEYS, *slope = c->soft_cap > 0 ? b->slope + i * KEYS : NULL;
+    for (int64_t j = 0; j < keys.end - keys.begin; j++)
+        if (j < first || j >= end) p[j] = ds[j] = 0;
+    if (count <= 0) return;
+    for (int64_t j = first; j < end; j++) p[j] *= scale;
+    attention_cap(ctx, c->soft_cap, p + first, slope, count);
+    attention_row_gradient(ctx, p + first, ds + first, slope, b->lse[i], 1, b->shift[i], count);
+    for (int64_t j = first; j < end; j++) ds[j] *= scale;
+    assay_round(ctx, ASSAY_ROUND_OPERAND, count, ds + first);
+}
+
+/* To the cache, as it lies. */
+static void add_to_cache(const assay_context *ctx, const decode_back *b, assay_key_range keys, double *cache,
+                         const double *from, int64_t width)
+{
+    const int64_t *rows = b->rows.plan->rows + b->rows.list * b->rows.plan->longest;
+    for (int64_t key = keys.begin; key < keys.end; key++, from += width)
+        if (rows[key] >= 0)
+            assay_add(ctx, width, from, cache + assay_decode_place(b->rows.config, rows[key], b->rows.kv) * width);
+}
+
+static assay_status keys_back(assay_context *ctx, const decode_back *b, int64_t split, int64_t first)
+{
+    const decode_rows *r = &b->rows;
+    const assay_decode_config *c = r->config;
+    const int64_t wide = c->v_dim, apart = c->latent ? c->width : wide;
+    decode_rows values = *r;
+    values.gathered = b->value;
+    const assay_key_range keys = gather_next(r, r->in->key_cache, c->width, read_of(r, split), first);
+    const int64_t count = keys.end - keys.begin;
+    if (!c->latent) gather_next(&values, r->in->value_cache, wide, keys, first);
+    assay_matmul_args of_values = assay_product_abt(b->ds, r->out, b->value, r->count, count, wide);
+    assay_matmul_args to_queries = assay_product_ab(b->dquery, b->ds, r->gathered, r->count, c->width, count);
+    assay_matmul_args to_keys = assay_product_atb(b->dkey, b->ds, r->query, count, c->width, r->count);
+    assay_matmul_args to_values = assay_product_atb(b->dvalue, r->p, r->out, count, wide, r->count);
+    of_values.ldb = to_values.ldc = apart;
+    of_values.ldc = to_queries.lda = to_keys.lda = to_values.lda = KEYS;
+    to_queries.accumulate = true;
+    to_values.accumulate = c->latent;
+    MUST(attention_scores(ctx, r->p, KEYS, r->query, r->count, r->gathered, count, c->width));
+    MUST(assay_matmul(ctx, &of_values));
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < r->count; i++) soften_back(ctx, b, split, i, keys);
+    MUST(assay_matmul(ctx, &to_queries));
+    MUST(assay_matmul(ctx, &to_keys));
+    MUST(assay_matmul(ctx, &to_values));
+    add_to_cache(ctx, b, keys, b->g->dkey, b->dkey, c->width);
+    if (!c->latent) add_to_cache(ctx, b, keys, b->g->dvalue, b->dvalue, wide);
+    return ASSAY_OK;
+}
+
+static assay_status rows_back(assay_context *ctx, decode_rows *r, const void *back)
+{
+    const decode_back *b = back;
+    const int64_t width = r->config->width;
+    gather_queries(ctx, r, r->in->query);
+    memset(b->dquery, 0, (size_t)(r->count * width) * sizeof *b->dquery);
+    for (int64_t split = 0; split < r->plan->splits; split++) {
+        const assay_key_range read = read_of(r, split);
+        for (int64_t i = 0; i < r->count; i++) load_row(ctx, b, split, i);
+        for (int64_t first = read.begin; first < read.end; first += KEYS) MUST(keys_back(ctx, b, split, first));
+    }
+    for (int64_t i = 0; i < r->count; i++) {
+        const double scale = scales_query(ctx, r, i) ? r->config->scale : 1;
+        for (int64_t d = 0; d < width; d++) b->g->dquery[row_of(r, i) * width + d] = scale * b->dquery[i * width + d];
+    }
+    return ASSAY_OK;
+}
+
 assay_status assay_decode_backward(assay_context *ctx, const assay_decode_config *c, const assay_decode_inputs *in,
                                    const assay_decode_plan *plan, const assay_decode_call *call,
                                    const assay_decode_gradients *g)
 {
-    const int64_t caches = c->pages * c->stride * c->kv_heads, rows = c->batch * c->sequence * c->heads;
-    const int64_t each = 3 * plan->longest + c->width + c->v_dim;
+    const int64_t caches = c->pages * c->stride * c->kv_heads, width = c->width, wide = c->v_dim;
+    const int64_t rows = plan->tokens * group_of(c), block = rows < DECODE_ROWS ? rows : DECODE_ROWS;
+    decode_back b = {.rows = {.config = c, .in = in, .plan = plan}, .call = call, .g = g};
     OWNED double *room = NULL;
-    MUST(assay_alloc_f64(ctx, "scratch of attention", c->kv_heads * each, &room));
-    memset(g->dquery, 0, (size_t)(rows * c->width) * sizeof *g->dquery);
-    memset(g->dkey, 0, (size_t)(caches * c->width) * sizeof *g->dkey);
-    if (!c->latent) memset(g->dvalue, 0, (size_t)(caches * c->v_dim) * sizeof *g->dvalue);
+    double **const rooms[] = {&b.rows.query, &b.dquery, &b.rows.out,      &b.lse,  &b.shift, &b.rows.p,
+                              &b.ds,         &b.slope,  &b.rows.gathered, &b.dkey, &b.value, &b.dvalue};
+    const int64_t sizes[] = {block * width, block * width, block * wide, block,        block,       block * KEYS,
+                             block * KEYS,  block * KEYS,  KEYS * width, KEYS * width, KEYS * wide, KEYS * wide};
+    int64_t sum = 0;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) sum += sizes[i];
+    MUST(assay_alloc_f64(ctx, "scratch of attention", sum, &room));
+    double *at = room;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; at += sizes[i], i++) *rooms[i] = at;
+    if (c->latent) b.value = b.rows.gathered + c->value_first;
+    if (c->latent) b.dvalue = b.dkey + c->value_first;
+    memset(g->dkey, 0, (size_t)(caches * width) * sizeof *g->dkey);
+    if (!c->latent) memset(g->dvalue, 0, (size_t)(caches * wide) * sizeof *g->dvalue);
     if (g->dsinks != NULL) memset(g->dsinks, 0, (size_t)c->heads * sizeof *g->dsinks);
-#pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t kv = 0; kv < c->kv_heads; kv++) {
-        decode_rows r = {.config = c, .in = in, .plan = plan, .kv = kv, .count = 1, .query = room + kv * each};
-        for (r.list = 0; r.list < plan->lists; r.list++)
-            for (r.first = 0; r.first < plan->tokens * group_of(c); r.first++)
-                for (int64_t split = 0; split < plan->splits; split++)
-                    row_back(ctx, &r, call, g, split, r.query + c->width);
-    }
-    return ASSAY_OK;
+    return for_each_block(ctx, &b.rows, rows_back, &b);
 }
