@@ -37,7 +37,7 @@ static assay_status read_given(assay_context *ctx, const assay_source *source, c
 {
     OWNED_BY(assay_tensor_set_free) assay_tensor_set given = {0};
     const assay_tensor_entry *entry = assay_tensor_list_find(list, spec->path);
-    assay_dequantised dequantised = {source, list};
+    assay_dequantised dequantised = {{source, NULL}, list};
     const assay_source numbers = assay_dequantised_source(&dequantised);
     assay_tensor_spec number = *spec;
     if (entry->part != ASSAY_OPERAND_CODES) return ASSAY_OK;

@@ -208,7 +208,7 @@ static assay_status open_run(assay_context *ctx, const assay_operation *operatio
     m->r.in = m->r.weights = m->in;
     m->r.out = m->r.gradients = m->out;
     if (is_sharded(m->c)) {
-        m->layout = (assay_head_layout){&m->mesh, &m->g, m->in, m->out};
+        m->layout = (assay_head_layout){{m->in, m->out}, &m->mesh, &m->g};
         m->checkpoints = assay_head_layout_source(&m->layout);
         m->shown = assay_head_layout_sink(&m->layout);
         m->r.in = &m->checkpoints;

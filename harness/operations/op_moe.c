@@ -281,7 +281,9 @@ typedef struct layout {
 /* *in and *out become the block's. */
 static void layout_open(layout *l, const quad_moe_config *config, const assay_source **in, const assay_sink **out)
 {
-    l->prefused = (assay_prefused){*in, *out, config->moe.moe_mlp_dim, config->w13_shards,
+    l->prefused = (assay_prefused){{*in, *out},
+                                   config->moe.moe_mlp_dim,
+                                   config->w13_shards,
                                    assay_mesh_size(&config->sharding.mesh, ASSAY_AXIS_MLP_TENSOR)};
     l->in = assay_prefused_source(&l->prefused);
     l->out = assay_prefused_sink(&l->prefused);

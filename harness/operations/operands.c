@@ -211,14 +211,14 @@ static bool is_quantised(const assay_dequantised *d, const assay_tensor_entry *e
     char path[ASSAY_PATH_SIZE];
     if (entry == NULL || entry->format == NULL || entry->part != ASSAY_OPERAND_CODES) return false;
     snprintf(path, sizeof path, "%.140s%s", entry->spec.path, ENDS[ASSAY_OPERAND_SCALE]);
-    return d->in->has(d->in->self, path);
+    return d->wrapped.in->has(d->wrapped.in->self, path);
 }
 
 static bool dequantised_has(void *self, const char *path)
 {
     const assay_dequantised *d = self;
     const assay_tensor_entry *entry = assay_tensor_list_find(d->list, path);
-    return (entry == NULL || entry->part == ASSAY_OPERAND_CODES) && d->in->has(d->in->self, path);
+    return (entry == NULL || entry->part == ASSAY_OPERAND_CODES) && d->wrapped.in->has(d->wrapped.in->self, path);
 }
 
 /* Codes [first, first + count) of a matrix, which become numbers. */
@@ -237,7 +237,7 @@ static assay_status dequantised_read(assay_context *ctx, void *self, const char 
                                      double *out)
 {
     const assay_dequantised *d = self;
-    const assay_source *in = d->in;
+    const assay_source *in = d->wrapped.in;
     const assay_tensor_entry *entry = assay_tensor_list_find(d->list, path);
     char scale_path[ASSAY_PATH_SIZE], tensor_path[ASSAY_PATH_SIZE];
     OWNED double *scale = NULL;
@@ -260,17 +260,10 @@ static assay_status dequantised_read(assay_context *ctx, void *self, const char 
     return ASSAY_OK;
 }
 
-static assay_status dequantised_read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
-                                         int32_t *out)
-{
-    const assay_source *in = ((const assay_dequantised *)self)->in;
-    return in->read_i32(ctx, in->self, path, first, count, out);
-}
-
 assay_source assay_dequantised_source(assay_dequantised *dequantised)
 {
     return (assay_source){
-        .self = dequantised, .has = dequantised_has, .read = dequantised_read, .read_i32 = dequantised_read_i32};
+        .self = dequantised, .has = dequantised_has, .read = dequantised_read, .read_i32 = assay_wrapped_read_i32};
 }
 
 static assay_status copy_tensor(assay_context *ctx, const assay_tensor *from, assay_tensor_set *to)
@@ -288,7 +281,7 @@ assay_status assay_operands_as_numbers(assay_context *ctx, const assay_tensor_li
 {
     assay_status status = ASSAY_OK;
     const assay_source given = assay_tensor_set_source(set);
-    assay_dequantised numbers = {&given, list};
+    assay_dequantised numbers = {{&given, NULL}, list};
     const assay_source source = assay_dequantised_source(&numbers);
     *dense = (assay_tensor_set){0};
     for (int i = 0; i < set->count; i++) {

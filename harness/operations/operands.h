@@ -26,7 +26,7 @@ assay_status assay_operand_quantise(assay_context *ctx, const assay_case *c, con
 /* A source whose quantised operands are numbers; it has no scales. What the source below has without scales are numbers
  * already. */
 typedef struct assay_dequantised {
-    const assay_source *in;
+    assay_wrapped wrapped;
     const assay_tensor_list *list;
 } assay_dequantised;
 assay_source assay_dequantised_source(assay_dequantised *dequantised);

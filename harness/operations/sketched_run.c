@@ -19,8 +19,8 @@ typedef struct assay_sketched {
 
 /* A sink before another that wants sketches: large gradients stream into these, everything else passes. */
 typedef struct assay_sketching {
+    assay_wrapped wrapped;
     const assay_case *c;
-    const assay_sink *out;
     assay_sketched *tensors;
     int count;
 } assay_sketching;
@@ -30,7 +30,7 @@ static bool wants_sketch(const assay_sketching *s, const assay_tensor_spec *of)
     bool wanted = false;
     for (int component = 0; component < ASSAY_SKETCH_COMPONENTS && !wanted; component++) {
         const assay_tensor_spec spec = assay_sketch_spec(of, s->c->sketch_above, (assay_sketch_component)component);
-        wanted = spec.path[0] != '\0' && assay_wants(s->out, spec.path);
+        wanted = spec.path[0] != '\0' && assay_wants(s->wrapped.out, spec.path);
     }
     return wanted;
 }
@@ -48,7 +48,7 @@ static bool sketching_wants(void *self, const char *path)
 {
     const assay_sketching *s = self;
     const assay_sketched *t = find(s, path);
-    return t == NULL ? assay_wants(s->out, path) : wants_sketch(s, &t->spec);
+    return t == NULL ? assay_wants(s->wrapped.out, path) : wants_sketch(s, &t->spec);
 }
 
 static assay_status write_values(assay_context *ctx, const assay_sketching *s, const assay_sketched *t)
@@ -57,7 +57,8 @@ static assay_status write_values(assay_context *ctx, const assay_sketching *s, c
         const assay_tensor_spec spec =
             assay_sketch_spec(&t->spec, s->c->sketch_above, (assay_sketch_component)component);
         if (t->values.components[component] == NULL) continue;
-        MUST(assay_write_result(ctx, s->out, spec.path, t->values.sizes[component], t->values.components[component]));
+        MUST(assay_write_result(ctx, s->wrapped.out, spec.path, t->values.sizes[component],
+                                t->values.components[component]));
     }
     return ASSAY_OK;
 }
@@ -89,7 +90,7 @@ static assay_status sketching_write(assay_context *ctx, void *self, const char *
 {
     const assay_sketching *s = self;
     assay_sketched *t = find(s, path);
-    if (t == NULL) return s->out->write(ctx, s->out->self, path, count, values);
+    if (t == NULL) return s->wrapped.out->write(ctx, s->wrapped.out->self, path, count, values);
     if (count > t->values.count - t->values.position) {
         return assay_fail(ctx, ASSAY_INTERNAL, "%s has more elements than its shape", path);
     }
@@ -103,20 +104,14 @@ static assay_status sketching_write_zeros(assay_context *ctx, void *self, const 
     OWNED double *zeros = NULL;
     const assay_sketching *s = self;
     assay_sketched *t = find(s, path);
-    if (t == NULL && s->out->write_zeros != NULL) return s->out->write_zeros(ctx, s->out->self, path, count);
+    if (t == NULL && s->wrapped.out->write_zeros != NULL)
+        return s->wrapped.out->write_zeros(ctx, s->wrapped.out->self, path, count);
     if (t != NULL && count < t->values.count - t->values.position) {
         assay_sketch_add_zeros(&t->values, count);
         return ASSAY_OK;
     }
     MUST(assay_alloc_zeros(ctx, path, count, &zeros));
     return sketching_write(ctx, self, path, count, zeros);
-}
-
-static assay_status sketching_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
-                                        const int32_t *values)
-{
-    const assay_sketching *s = self;
-    return s->out->write_i32(ctx, s->out->self, path, count, values);
 }
 
 static assay_status start(assay_context *ctx, const assay_sketching *s, assay_sketched *t,
@@ -138,7 +133,7 @@ static void close_sketching(assay_sketching *s)
 static assay_status open_sketching(assay_context *ctx, assay_sketching *s, const assay_case *c,
                                    const assay_tensor_list *list, const assay_sink *out)
 {
-    *s = (assay_sketching){.c = c, .out = out};
+    *s = (assay_sketching){.wrapped = {.out = out}, .c = c};
     MUST(assay_alloc_list(ctx, "the list of sketches", list->sketched_count + 1, sizeof *s->tensors, &s->tensors));
     for (int i = 0; i < list->sketched_count; i++) {
         s->count++;
@@ -152,7 +147,7 @@ static assay_sink sink_of(assay_sketching *s)
     return (assay_sink){.self = s,
                         .wants = sketching_wants,
                         .write = sketching_write,
-                        .write_i32 = sketching_write_i32,
+                        .write_i32 = assay_wrapped_write_i32,
                         .write_zeros = sketching_write_zeros};
 }
 
@@ -164,7 +159,7 @@ assay_status assay_operation_run(assay_context *ctx, const assay_operation *oper
     OWNED_BY(close_sketching) assay_sketching sketching = {0};
     if (c->sketch_above == 0 && c->quant_format_count == 0) return assay_operation_evaluate(ctx, operation, c, in, out);
     MUST(assay_operation_prepare(ctx, c, &same, &list));
-    assay_dequantised numbers = {in, &list};
+    assay_dequantised numbers = {{in, NULL}, &list};
     const assay_source dense = assay_dequantised_source(&numbers);
     MUST(open_sketching(ctx, &sketching, c, &list, out));
     const assay_sink sink = sink_of(&sketching);

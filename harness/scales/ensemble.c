@@ -235,14 +235,9 @@ static assay_status evaluate(assay_context *ctx, assay_ensemble *e, bool null)
 
 /* On the way to the caller's sink: error scales that float32 has. */
 typedef struct checked {
+    assay_wrapped wrapped;
     assay_ensemble *e;
-    const assay_sink *out;
 } checked;
-
-static bool checked_wants(void *self, const char *path)
-{
-    return assay_wants(((const checked *)self)->out, path);
-}
 
 /* Whether a golden itself overflows: then nothing else is to be said. -inf is the lse of no key. */
 static bool overflows(assay_tensor_role role, int64_t count, const double *values)
@@ -273,19 +268,12 @@ static assay_status checked_write(assay_context *ctx, void *self, const char *pa
         c->e->lost = true;
         return assay_plan_lose(ctx, c->e->plan, profile, reason);
     }
-    return c->out->write(ctx, c->out->self, path, count, values);
-}
-
-static assay_status checked_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
-                                      const int32_t *values)
-{
-    const assay_sink *out = ((const checked *)self)->out;
-    return out->write_i32(ctx, out->self, path, count, values);
+    return c->wrapped.out->write(ctx, c->wrapped.out->self, path, count, values);
 }
 
 static assay_status checked_write_zeros(assay_context *ctx, void *self, const char *path, int64_t count)
 {
-    const assay_sink *out = ((const checked *)self)->out;
+    const assay_sink *out = ((const checked *)self)->wrapped.out;
     return out->write_zeros(ctx, out->self, path, count);
 }
 
@@ -293,11 +281,11 @@ assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const as
 {
     assay_status status;
     assay_plan settled = *plan;
-    checked passed = {.out = out};
+    checked passed = {.wrapped = {.out = out}};
     const assay_sink own = {.self = &passed,
-                            .wants = checked_wants,
+                            .wants = assay_wrapped_wants,
                             .write = checked_write,
-                            .write_i32 = checked_write_i32,
+                            .write_i32 = assay_wrapped_write_i32,
                             .write_zeros = out->write_zeros != NULL ? checked_write_zeros : NULL};
     assay_ensemble e = {.plan = &settled, .in = in, .out = &own};
     passed.e = &e;

@@ -24,7 +24,7 @@ assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precis
  * precision's storage is rounded first, each value to the same number wherever it is used; but not one whose type the
  * case names. Nothing is without ctx->emulation. */
 typedef struct assay_rounded {
-    const assay_source *in;
+    assay_wrapped wrapped;
     const assay_case *c;
 } assay_rounded;
 assay_source assay_rounded_source(assay_rounded *rounded);

@@ -41,17 +41,11 @@ static void unround(const assay_emulation *emulation, const char *path, int64_t 
     }
 }
 
-static bool rounded_has(void *self, const char *path)
-{
-    const assay_source *in = ((const assay_rounded *)self)->in;
-    return in->has(in->self, path);
-}
-
 static assay_status rounded_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
                                  double *out)
 {
     const assay_rounded *rounded = self;
-    const assay_source *in = rounded->in;
+    const assay_source *in = rounded->wrapped.in;
     const assay_status status = in->read(ctx, in->self, path, first, count, out);
     const bool staged = assay_staged_of(path) != NULL;
     if (status == ASSAY_OK && !staged) round_given(ctx, rounded->c, path, count, out);
@@ -61,16 +55,10 @@ static assay_status rounded_read(assay_context *ctx, void *self, const char *pat
     return status;
 }
 
-static assay_status rounded_read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
-                                     int32_t *out)
-{
-    const assay_source *in = ((const assay_rounded *)self)->in;
-    return in->read_i32(ctx, in->self, path, first, count, out);
-}
-
 assay_source assay_rounded_source(assay_rounded *rounded)
 {
-    return (assay_source){.self = rounded, .has = rounded_has, .read = rounded_read, .read_i32 = rounded_read_i32};
+    return (assay_source){
+        .self = rounded, .has = assay_wrapped_has, .read = rounded_read, .read_i32 = assay_wrapped_read_i32};
 }
 
 /* Of a member's results only the errors are left. */
@@ -140,7 +128,7 @@ static assay_status run(assay_context *ctx, assay_ensemble *e, const assay_membe
     const assay_plan *plan = e->plan;
     assay_overlay numbers = {assay_tensor_set_source(&e->inputs), *e->in};
     const assay_source given = assay_overlay_source(&numbers);
-    assay_rounded rounded = {&given, plan->c};
+    assay_rounded rounded = {{&given, NULL}, plan->c};
     assay_overlay deviation = {assay_tensor_set_source(&e->deviation), assay_rounded_source(&rounded)};
     const assay_source in = assay_overlay_source(&deviation);
     const assay_sink own = {.self = e, .wants = member_wants, .write = member_write};

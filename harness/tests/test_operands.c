@@ -108,7 +108,7 @@ TEST_IN_FOLDER(results_are_those_of_the_numbers)
         assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
         assert_ok(&ctx, assay_fixture_open(&ctx, folder->file, &golden));
         const assay_source codes = assay_fixture_source(golden);
-        assay_dequantised dequantised = {&codes, &plan.list};
+        assay_dequantised dequantised = {{&codes, NULL}, &plan.list};
         const assay_source numbers = assay_dequantised_source(&dequantised);
         assert_ok(&ctx, assay_fixture_create(&ctx, inputs, &writer));
         for (int k = 0; k < plan.list.count; k++) {

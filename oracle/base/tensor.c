@@ -248,3 +248,28 @@ assay_status assay_write_result_i32(assay_context *ctx, const assay_sink *out, c
 {
     return assay_wants(out, path) ? out->write_i32(ctx, out->self, path, count, values) : ASSAY_OK;
 }
+
+bool assay_wrapped_has(void *self, const char *path)
+{
+    const assay_source *in = ((const assay_wrapped *)self)->in;
+    return in->has(in->self, path);
+}
+
+assay_status assay_wrapped_read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                    int32_t *out)
+{
+    const assay_source *in = ((const assay_wrapped *)self)->in;
+    return in->read_i32(ctx, in->self, path, first, count, out);
+}
+
+bool assay_wrapped_wants(void *self, const char *path)
+{
+    return assay_wants(((const assay_wrapped *)self)->out, path);
+}
+
+assay_status assay_wrapped_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
+                                     const int32_t *values)
+{
+    const assay_sink *out = ((const assay_wrapped *)self)->out;
+    return out->write_i32(ctx, out->self, path, count, values);
+}

@@ -118,6 +118,18 @@ typedef struct assay_sink {
     double *(*room)(void *self, const char *path, int64_t count);
 } assay_sink;
 
+/* What stands before a source, a sink or both and changes some of what passes begins with it; the rest passes by these functions. */
+typedef struct assay_wrapped {
+    const assay_source *in;
+    const assay_sink *out;
+} assay_wrapped;
+bool assay_wrapped_has(void *self, const char *path);
+assay_status assay_wrapped_read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                    int32_t *out);
+bool assay_wrapped_wants(void *self, const char *path);
+assay_status assay_wrapped_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
+                                     const int32_t *values);
+
 /* The whole tensor, allocated. */
 assay_status assay_read_needed(assay_context *ctx, const assay_source *in, const char *path, int64_t count,
                                double **out);

@@ -23,27 +23,15 @@ static int64_t place(const bs_shown *p, int64_t part, int64_t rows, int64_t i, i
     return ((part % p->run->sizes.shards * rows + i) * p->run->factor + part / p->run->sizes.shards) * width;
 }
 
-static bool part_has(void *self, const char *path)
-{
-    const bs_shown *p = self;
-    return p->run->stack->in->has(p->run->stack->in->self, path);
-}
-
 static assay_status part_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
                               double *out)
 {
     const bs_shown *p = self;
+    const assay_source *in = p->wrapped.in;
     const int64_t rows = rows_of(p, path), width = count / rows;
     for (int64_t i = 0; i < rows; i++)
-        MUST(p->run->stack->in->read(ctx, p->run->stack->in->self, path, place(p, first / count, rows, i, width), width,
-                                     out + i * width));
+        MUST(in->read(ctx, in->self, path, place(p, first / count, rows, i, width), width, out + i * width));
     return ASSAY_OK;
-}
-
-static bool part_wanted(void *self, const char *path)
-{
-    const bs_shown *p = self;
-    return assay_wants(p->run->stack->out, path);
 }
 
 static bs_gathered *find(bs_shown *p, const char *path)
@@ -64,7 +52,7 @@ static assay_status part_write(assay_context *ctx, void *self, const char *path,
     for (int64_t i = 0; i < rows; i++)
         memcpy(t->values + place(p, t->parts, rows, i, width), values + i * width, (size_t)width * sizeof *values);
     if (++t->parts < parts) return ASSAY_OK;
-    MUST(p->run->stack->out->write(ctx, p->run->stack->out->self, path, parts * count, t->values));
+    MUST(p->wrapped.out->write(ctx, p->wrapped.out->self, path, parts * count, t->values));
     free(t->values);
     t->values = NULL;
     return ASSAY_OK;
@@ -72,9 +60,10 @@ static assay_status part_write(assay_context *ctx, void *self, const char *path,
 
 const bs_intermediates *bs_shown_open(bs_shown *s, const bs_run *run, int64_t layer, bool backward)
 {
-    *s = (bs_shown){.run = run,
-                    .source = {.self = s, .has = part_has, .read = part_read},
-                    .sink = {.self = s, .wants = part_wanted, .write = part_write}};
+    *s = (bs_shown){.wrapped = {run->stack->in, run->stack->out},
+                    .run = run,
+                    .source = {.self = s, .has = assay_wrapped_has, .read = part_read},
+                    .sink = {.self = s, .wants = assay_wrapped_wants, .write = part_write}};
     if (bs_recipe_of(run)->recipe == NULL) return NULL;
     assay_layer_prefix(run->stack->config, layer, s->prefix);
     s->made = (bs_intermediates){.in = &s->source, .out = &s->sink, .prefix = s->prefix, .after_forward = backward};

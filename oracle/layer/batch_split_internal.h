@@ -134,6 +134,7 @@ typedef struct bs_gathered {
     int64_t parts;  /* that have come */
 } bs_gathered;
 typedef struct bs_shown {
+    assay_wrapped wrapped;
     const bs_run *run;
     bs_intermediates made;
     char prefix[ASSAY_LAYER_PREFIX_SIZE];
@@ -196,7 +197,7 @@ assay_status bs_extract_layer_weights(assay_context *ctx, const bs_run *run, bs_
 /* The finished gradients of a layer (scattered), put together and written. */
 assay_status bs_insert_layer_ws_grad(assay_context *ctx, const bs_run *run, const bs_weights *scattered, int64_t layer);
 /* all_gather over fsdp. */
-void bs_gather_weights(assay_context *ctx, const bs_run *run, bs_weights *gathered, const bs_weights *scattered);
+void bs_gather_weights(const bs_run *run, bs_weights *gathered, const bs_weights *scattered);
 /* psum_scatter over fsdp, then psum over expert of what the experts' shards share. Norms' scales and the gate's bias
  * are complete already, and pass. What is summed may be stored before (also in `gathered`). */
 assay_status bs_reduce_scatter_ws_grad(assay_context *ctx, const bs_run *run, bs_weights *scattered,

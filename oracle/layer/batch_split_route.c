@@ -24,7 +24,7 @@ static assay_status move(assay_context *ctx, const bs_run *run, bs_microbatch *b
     MUST(bs_make(ctx, run, b, back ? own : sorted));
     MUST(bs_alloc_shards(ctx, run, "gathered rows", tokens, width, &gathered));
     MUST(assay_alloc_i32(ctx, "order of copies", copies + dims.experts, &order));
-    if (!back) assay_all_gather(ctx, gathered, b->values[own], &local, 0, run->mesh, ASSAY_AXIS_EXPERT);
+    if (!back) assay_all_gather(gathered, b->values[own], sizeof *gathered, &local, 0, run->mesh, ASSAY_AXIS_EXPERT);
     for (int64_t shard = 0; shard < shards; shard++) {
         double *rows = gathered + shard * tokens * width, *in_order = b->values[sorted] + shard * copies * width;
         MUST(assay_permute_order(ctx, order, order + copies, rolled + shard * copies, &dims));
@@ -46,7 +46,8 @@ assay_status bs_gather_choices(assay_context *ctx, const bs_run *run, bs_microba
     MUST(bs_make(ctx, run, b, MB_ROLLED));
     MUST(bs_make(ctx, run, b, MB_OWN_COUNTS));
     MUST(bs_alloc_shards_i32(ctx, run, "group_sizes", experts, 1, &sums));
-    assay_all_gather_i32(b->indices[MB_ROLLED], b->indices[MB_CHOICES], &own, 0, run->mesh, ASSAY_AXIS_EXPERT);
+    assay_all_gather(b->indices[MB_ROLLED], b->indices[MB_CHOICES], sizeof *sums, &own, 0, run->mesh,
+                     ASSAY_AXIS_EXPERT);
     assay_psum_i32(sums, b->indices[MB_COUNTS], experts, run->mesh, ASSAY_AXIS_EXPERT);
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
         const int64_t first = assay_mesh_index(run->mesh, shard, ASSAY_AXIS_EXPERT) * local;

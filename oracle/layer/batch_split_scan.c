@@ -87,7 +87,7 @@ static assay_status gather(assay_context *ctx, assay_batch_split *split, bool ba
     MUST(bs_weights_alloc(ctx, &split->run, &scattered, false, NULL));
     MUST(bs_extract_layer_weights(ctx, &split->run, &scattered, split->first + layer));
     MUST(bs_weights_alloc(ctx, &split->run, w, true, NULL));
-    bs_gather_weights(ctx, &split->run, w, &scattered);
+    bs_gather_weights(&split->run, w, &scattered);
     return ASSAY_OK;
 }
 

@@ -233,7 +233,7 @@ static size_t bytes_of(const bs_run *run, int weight, bool gathered)
     return (size_t)(run->sizes.shards * bs_weight_count(run, weight, gathered)) * sizeof(double);
 }
 
-void bs_gather_weights(assay_context *ctx, const bs_run *run, bs_weights *gathered, const bs_weights *scattered)
+void bs_gather_weights(const bs_run *run, bs_weights *gathered, const bs_weights *scattered)
 {
     for (int weight = 0; weight < BS_WEIGHTS; weight++) {
         const assay_shape local = bs_weight_shape(run, weight, false);
@@ -243,8 +243,8 @@ void bs_gather_weights(assay_context *ctx, const bs_run *run, bs_weights *gather
         if (split < 0) {
             memcpy(gathered->values[weight], scattered->values[weight], bytes_of(run, weight, true));
         } else {
-            assay_all_gather(ctx, gathered->values[weight], scattered->values[weight], &local, split, run->mesh,
-                             ASSAY_AXIS_FSDP);
+            assay_all_gather(gathered->values[weight], scattered->values[weight], sizeof(double), &local, split,
+                             run->mesh, ASSAY_AXIS_FSDP);
         }
     }
 }

@@ -17,9 +17,9 @@ static tiling tiling_of(const assay_shape *local, int dimension)
     return t;
 }
 
-/* Where piece `o` of the peer at `index` goes, all in bytes of `width` numbers. */
-static void gather(char *out, const char *in, size_t width, const assay_shape *local, int dimension,
-                   const assay_mesh *mesh, assay_mesh_axis axis)
+/* Piece `o` of the peer at `part` goes behind those of the peers before it. */
+void assay_all_gather(void *out, const void *in, size_t width, const assay_shape *local, int dimension,
+                      const assay_mesh *mesh, assay_mesh_axis axis)
 {
     const tiling t = tiling_of(local, dimension);
     const int64_t shards = assay_mesh_shards(mesh), parts = assay_mesh_size(mesh, axis);
@@ -29,23 +29,10 @@ static void gather(char *out, const char *in, size_t width, const assay_shape *l
             const int64_t peer = assay_mesh_peer(mesh, shard, axis, part);
             for (int64_t o = 0; o < t.outer; o++) {
                 const int64_t to = (shard * t.outer + o) * parts + part, from = peer * t.outer + o;
-                memcpy(out + (size_t)to * bytes, in + (size_t)from * bytes, bytes);
+                memcpy((char *)out + (size_t)to * bytes, (const char *)in + (size_t)from * bytes, bytes);
             }
         }
     }
-}
-
-void assay_all_gather(const assay_context *ctx, double *out, const double *in, const assay_shape *local, int dimension,
-                      const assay_mesh *mesh, assay_mesh_axis axis)
-{
-    (void)ctx;
-    gather((char *)out, (const char *)in, sizeof *in, local, dimension, mesh, axis);
-}
-
-void assay_all_gather_i32(int32_t *out, const int32_t *in, const assay_shape *local, int dimension,
-                          const assay_mesh *mesh, assay_mesh_axis axis)
-{
-    gather((char *)out, (const char *)in, sizeof *in, local, dimension, mesh, axis);
 }
 
 void assay_psum(const assay_context *ctx, double *out, const double *in, int64_t count, const assay_mesh *mesh,

@@ -5,12 +5,10 @@
 
 #include "oracle/mesh/mesh.h"
 
-/* all_gather, tiled: `local` is the shape of a shard of `in`; in `out` its dimension `dimension` is as many times
- * larger as the axis has shards. The transpose is psum_scatter. */
-void assay_all_gather(const assay_context *ctx, double *out, const double *in, const assay_shape *local, int dimension,
+/* all_gather, tiled: `local` is the shape of a shard of `in`, of elements of `width` bytes; in `out` its dimension `dimension` is as
+ * many times larger as the axis has shards. The transpose is psum_scatter. */
+void assay_all_gather(void *out, const void *in, size_t width, const assay_shape *local, int dimension,
                       const assay_mesh *mesh, assay_mesh_axis axis);
-void assay_all_gather_i32(int32_t *out, const int32_t *in, const assay_shape *local, int dimension,
-                          const assay_mesh *mesh, assay_mesh_axis axis);
 
 /* psum: every shard of the axis gets the sum of all, `count` numbers a shard. Its transpose is psum (of cotangents that
  * are each shard's own). */

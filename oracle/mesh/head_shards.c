@@ -137,17 +137,11 @@ static void lay_out(const assay_head_layout *layout, int tensor, double *own, do
                    whole + batch_shard(mesh, shard) * (count / batches), back);
 }
 
-static bool layout_has(void *self, const char *path)
-{
-    const assay_source *in = ((const assay_head_layout *)self)->in;
-    return in->has(in->self, path);
-}
-
 static assay_status layout_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
                                 double *values)
 {
     const assay_head_layout *layout = self;
-    const assay_source *in = layout->in;
+    const assay_source *in = layout->wrapped.in;
     const int tensor = shared_tensor(layout, path);
     OWNED double *own = NULL;
     if (tensor == 0) return in->read(ctx, in->self, path, first, count, values);
@@ -157,15 +151,10 @@ static assay_status layout_read(assay_context *ctx, void *self, const char *path
     return ASSAY_OK;
 }
 
-static bool layout_wants(void *self, const char *path)
-{
-    return assay_wants(((const assay_head_layout *)self)->out, path);
-}
-
 static assay_status layout_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
 {
     const assay_head_layout *layout = self;
-    const assay_sink *out = layout->out;
+    const assay_sink *out = layout->wrapped.out;
     const int tensor = shared_tensor(layout, path);
     OWNED double *own = NULL;
     if (tensor == 0) return out->write(ctx, out->self, path, count, values);
@@ -176,10 +165,10 @@ static assay_status layout_write(assay_context *ctx, void *self, const char *pat
 
 assay_source assay_head_layout_source(assay_head_layout *layout)
 {
-    return (assay_source){.self = layout, .has = layout_has, .read = layout_read};
+    return (assay_source){.self = layout, .has = assay_wrapped_has, .read = layout_read};
 }
 
 assay_sink assay_head_layout_sink(assay_head_layout *layout)
 {
-    return (assay_sink){.self = layout, .wants = layout_wants, .write = layout_write};
+    return (assay_sink){.self = layout, .wants = assay_wrapped_wants, .write = layout_write};
 }

@@ -26,10 +26,9 @@ void assay_head_shards_by_shard(graph *whole, const assay_mesh *mesh);
 
 /* Checkpoints of the whole layer, as the shards have them: a source and a sink of its run, before others. */
 typedef struct assay_head_layout {
+    assay_wrapped wrapped;
     const assay_mesh *mesh;
     const graph *whole;
-    const assay_source *in;
-    const assay_sink *out;
 } assay_head_layout;
 assay_source assay_head_layout_source(assay_head_layout *layout);
 assay_sink assay_head_layout_sink(assay_head_layout *layout);

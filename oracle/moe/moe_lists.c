@@ -118,7 +118,8 @@ static assay_status count_sent(assay_context *ctx, moe_block *block)
         for (int64_t e = 0; e < local; e++) sum += block->group_sizes[i * local + e];
         block->reshaped_group_sizes[i] = sum;
     }
-    assay_all_gather_i32(block->all_shards_group_sizes, block->reshaped_group_sizes, &row, 0, &block->mesh, EXPERT);
+    assay_all_gather(block->all_shards_group_sizes, block->reshaped_group_sizes, sizeof(int32_t), &row, 0, &block->mesh,
+                     EXPERT);
     return ASSAY_OK;
 }
 
@@ -136,7 +137,7 @@ static assay_status list_sent(assay_context *ctx, moe_block *block)
     MUST(assay_alloc_i32(ctx, "group sizes of all senders", s->shards * peers * experts, &all_sizes));
     MUST(assay_alloc(ctx, "received rows", s->buffer, sizeof *received, &memory));
     received = memory;
-    assay_all_gather_i32(all_sizes, block->group_sizes, &row, 0, &block->mesh, EXPERT);
+    assay_all_gather(all_sizes, block->group_sizes, sizeof *all_sizes, &row, 0, &block->mesh, EXPERT);
     for (int64_t shard = 0; shard < s->shards; shard++) {
         int32_t *indices = block->local_sorted_indices + shard * s->buffer;
         const assay_local_permute_args args = {

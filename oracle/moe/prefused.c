@@ -63,19 +63,14 @@ static assay_status find_layout(assay_context *ctx, const assay_prefused *p, con
                       path, 2 * row->hidden, count, first);
 }
 
-static bool has(void *self, const char *path)
-{
-    const assay_prefused *p = self;
-    return p->in->has(p->in->self, path);
-}
-
 static assay_status read_f64(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
                              double *out)
 {
     const assay_prefused *p = self;
+    const assay_source *in = p->wrapped.in;
     row_layout row;
     OWNED double *laid_out = NULL;
-    MUST(p->in->read(ctx, p->in->self, path, first, count, out));
+    MUST(in->read(ctx, in->self, path, first, count, out));
     if (!assay_path_is_prefused(path)) return ASSAY_OK;
     MUST(find_layout(ctx, p, path, first, count, &row));
     MUST(assay_alloc_f64(ctx, "a row of gate and up", 2 * row.hidden, &laid_out));
@@ -86,48 +81,31 @@ static assay_status read_f64(assay_context *ctx, void *self, const char *path, i
     return ASSAY_OK;
 }
 
-static assay_status read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
-                             int32_t *out)
-{
-    const assay_prefused *p = self;
-    return p->in->read_i32(ctx, p->in->self, path, first, count, out);
-}
-
 assay_source assay_prefused_source(assay_prefused *p)
 {
-    return (assay_source){.self = p, .has = has, .read = read_f64, .read_i32 = read_i32};
-}
-
-static bool wants(void *self, const char *path)
-{
-    const assay_prefused *p = self;
-    return assay_wants(p->out, path);
+    return (assay_source){.self = p, .has = assay_wrapped_has, .read = read_f64, .read_i32 = assay_wrapped_read_i32};
 }
 
 static assay_status write_f64(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
 {
     const assay_prefused *p = self;
+    const assay_sink *out = p->wrapped.out;
     row_layout row;
     OWNED double *laid_out = NULL;
-    if (!assay_path_is_prefused(path)) return p->out->write(ctx, p->out->self, path, count, values);
+    if (!assay_path_is_prefused(path)) return out->write(ctx, out->self, path, count, values);
     MUST(find_layout(ctx, p, path, 0, count, &row));
     const int64_t width = 2 * row.hidden, block = width < BLOCK ? BLOCK / width * width : width;
     MUST(assay_alloc_f64(ctx, "rows of gate and up", count < block ? count : block, &laid_out));
     for (int64_t i = 0; i < count; i += block) {
         const int64_t numbers = count - i < block ? count - i : block;
         assay_prefuse_for_shards(laid_out, values + i, numbers / width, row.hidden, row.shards);
-        MUST(p->out->write(ctx, p->out->self, path, numbers, laid_out));
+        MUST(out->write(ctx, out->self, path, numbers, laid_out));
     }
     return ASSAY_OK;
 }
 
-static assay_status write_i32(assay_context *ctx, void *self, const char *path, int64_t count, const int32_t *values)
-{
-    const assay_prefused *p = self;
-    return p->out->write_i32(ctx, p->out->self, path, count, values);
-}
-
 assay_sink assay_prefused_sink(assay_prefused *p)
 {
-    return (assay_sink){.self = p, .wants = wants, .write = write_f64, .write_i32 = write_i32};
+    return (assay_sink){
+        .self = p, .wants = assay_wrapped_wants, .write = write_f64, .write_i32 = assay_wrapped_write_i32};
 }

@@ -19,8 +19,7 @@ void assay_prefuse_whole(double *out, const double *in, int64_t rows, int64_t ml
  * with `parts` shards of H (mesh.mlp_tensor, which divides N) the checkpoint is of each its own columns: those of N / parts
  * shards. */
 typedef struct assay_prefused {
-    const assay_source *in;
-    const assay_sink *out;
+    assay_wrapped wrapped;
     int64_t mlp_dim, shards, parts;
 } assay_prefused;
 

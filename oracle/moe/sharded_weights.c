@@ -69,30 +69,17 @@ static assay_status move(assay_context *ctx, const assay_kernel_layout *l, const
 
 /* Keeps the gradients of kernels, and hands on the rest. */
 typedef struct gathering_sink {
-    const assay_sink *out;
+    assay_wrapped wrapped;
     assay_tensor_set *gradients;
 } gathering_sink;
-
-static bool gathering_wants(void *self, const char *path)
-{
-    const gathering_sink *sink = self;
-    return assay_wants(sink->out, path);
-}
 
 static assay_status gathering_write(assay_context *ctx, void *self, const char *path, int64_t count,
                                     const double *values)
 {
     gathering_sink *sink = self;
     const assay_sink kept = assay_tensor_set_sink(sink->gradients);
-    const assay_sink *to = kept.wants(kept.self, path) ? &kept : sink->out;
+    const assay_sink *to = kept.wants(kept.self, path) ? &kept : sink->wrapped.out;
     return to->write(ctx, to->self, path, count, values);
-}
-
-static assay_status gathering_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
-                                        const int32_t *values)
-{
-    const gathering_sink *sink = self;
-    return sink->out->write_i32(ctx, sink->out->self, path, count, values);
 }
 
 /* The kernels that there are, and a place for each gradient that is wanted. */
@@ -114,7 +101,7 @@ static assay_status gather(assay_context *ctx, const assay_moe_config *config, c
         MUST(assay_tensor_set_read(ctx, kernels, &spec, in));
         assay_tensor *kernel = assay_tensor_set_find(kernels, path);
         MUST(move(ctx, &layout, sharding, true, kernel->count, kernel->values));
-        if (!assay_wants(sink->out, gradient)) continue;
+        if (!assay_wants(sink->wrapped.out, gradient)) continue;
         assay_tensor_call(&spec, gradient);
         MUST(assay_tensor_set_add(ctx, sink->gradients, &spec, NULL));
     }
@@ -134,7 +121,7 @@ static assay_status scatter(assay_context *ctx, const assay_moe_config *config, 
         assay_tensor *gradient = assay_tensor_set_find(sink->gradients, path);
         if (gradient == NULL) continue;
         MUST(move(ctx, &layout, sharding, false, gradient->count, gradient->values));
-        MUST(sink->out->write(ctx, sink->out->self, path, gradient->count, gradient->values));
+        MUST(sink->wrapped.out->write(ctx, sink->wrapped.out->self, path, gradient->count, gradient->values));
     }
     return ASSAY_OK;
 }
@@ -143,14 +130,16 @@ assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, c
                            const assay_source *in, const assay_sink *out)
 {
     OWNED_BY(assay_tensor_set_free) assay_tensor_set kernels = {0}, gradients = {0};
-    gathering_sink gathering = {out, &gradients};
+    gathering_sink gathering = {{in, out}, &gradients};
     MUST(assay_sharded_moe_check(ctx, config, sharding));
     if (!sharding->weights_on_shards) return moe_block_run(ctx, config, sharding, in, out);
     MUST(gather(ctx, config, sharding, in, &kernels, &gathering));
     assay_overlay overlay = {assay_tensor_set_source(&kernels), *in};
     const assay_source whole = assay_overlay_source(&overlay);
-    const assay_sink sink = {
-        .self = &gathering, .wants = gathering_wants, .write = gathering_write, .write_i32 = gathering_write_i32};
+    const assay_sink sink = {.self = &gathering,
+                             .wants = assay_wrapped_wants,
+                             .write = gathering_write,
+                             .write_i32 = assay_wrapped_write_i32};
     MUST(moe_block_run(ctx, config, sharding, &whole, &sink));
     return scatter(ctx, config, sharding, &gathering);
 }

@@ -42,7 +42,6 @@ TEST(shards_have_places)
 TEST(all_gather_puts_shards_side_by_side)
 {
     const assay_shape local = assay_shape_of(3, (int64_t)2, (int64_t)3, (int64_t)5);
-    const assay_context ctx = assay_context_default(2);
     static double in[MOST], out[MOST];
     static int32_t in_i[MOST], out_i[MOST];
     for (int m = 0; m < MESHES; m++) {
@@ -55,8 +54,8 @@ TEST(all_gather_puts_shards_side_by_side)
                 fill(in, shards * 30, 7);
                 for (int64_t i = 0; i < shards * 30; i++) in_i[i] = (int32_t)i;
                 assay_fill_nan(out, MOST);
-                assay_all_gather(&ctx, out, in, &local, dimension, mesh, (assay_mesh_axis)axis);
-                assay_all_gather_i32(out_i, in_i, &local, dimension, mesh, (assay_mesh_axis)axis);
+                assay_all_gather(out, in, sizeof *in, &local, dimension, mesh, (assay_mesh_axis)axis);
+                assay_all_gather(out_i, in_i, sizeof *in_i, &local, dimension, mesh, (assay_mesh_axis)axis);
                 for (int64_t i = 0; i < shards * 30 * parts; i++) {
                     const int64_t shard = i / (30 * parts), at = i % (30 * parts);
                     int64_t index[3] = {at / (whole[1] * whole[2]), at / whole[2] % whole[1], at % whole[2]};
@@ -120,7 +119,7 @@ TEST(psum_scatter_is_the_transpose_of_all_gather)
                 fill(y, count * parts, 2);
                 assay_fill_nan(gathered, MOST);
                 assay_fill_nan(scattered, MOST);
-                assay_all_gather(&ctx, gathered, x, &local, dimension, mesh, (assay_mesh_axis)axis);
+                assay_all_gather(gathered, x, sizeof *x, &local, dimension, mesh, (assay_mesh_axis)axis);
                 assay_psum_scatter(&ctx, scattered, y, &whole, dimension, mesh, (assay_mesh_axis)axis);
                 assert_true(dot(gathered, y, count * parts) == dot(x, scattered, count));
             }

@@ -35,7 +35,7 @@ TEST_WITH_CONTEXT(rows_are_never_cut)
     c.config.fused_weights = true;
     moe_case_fill(&c, false);
     const assay_source in = test_tensors_source(&c.in);
-    assay_prefused p = {&in, NULL, 6, 2, 1};
+    assay_prefused p = {{&in, NULL}, 6, 2, 1};
     const assay_source laid_out = assay_prefused_source(&p);
     assert_int_equal(laid_out.read(&ctx, laid_out.self, "weights/wi", 0, 6, numbers), ASSAY_INTERNAL);
     assert_ok(&ctx, laid_out.read(&ctx, laid_out.self, "weights/wo", 0, 6, numbers));
