@@ -157,11 +157,6 @@ typedef struct block {
     int64_t down, across; /* where its scale is */
 } block;
 
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 static void describe(assay_hidden_codes *codes, const assay_tensor_spec *spec, int64_t row, int64_t column,
                      double found, double golden, double least, double most)
 {
@@ -227,9 +222,9 @@ static assay_status judge_one(assay_context *ctx, const assay_plan *plan, const 
                          .codes = mine->values,
                          .scale = scale->values[i],
                          .row = row,
-                         .row_end = smaller(row + rows, mine->count / config.columns),
+                         .row_end = assay_smaller(row + rows, mine->count / config.columns),
                          .column = column,
-                         .column_end = smaller(column + columns, config.columns),
+                         .column_end = assay_smaller(column + columns, config.columns),
                          .down = i / blocks,
                          .across = i % blocks};
         const int64_t wrong = codes->wrong;

@@ -84,8 +84,8 @@ static assay_status permute(assay_context *ctx, const assay_work *w)
     MUST(take_order(ctx, w, selected, order));
     MUST(check_rows(ctx, w, "cotangents/sorted_inputs", order));
     assay_permute_forward(assay_f64(w, "outputs/sorted_inputs"), assay_f64(w, "inputs/x"), order, d);
-    return assay_permute_backward(ctx, assay_f64(w, "gradients/inputs/x"), assay_f64(w, "cotangents/sorted_inputs"),
-                                  order, d);
+    return assay_unpermute_forward(ctx, assay_f64(w, "gradients/inputs/x"), assay_f64(w, "cotangents/sorted_inputs"),
+                                   order, NULL, d);
 }
 
 static void describe_unpermute(assay_describer *d, const void *config)

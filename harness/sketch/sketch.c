@@ -18,11 +18,6 @@ static int64_t tiles(int64_t size)
     return (size + TILE - 1) / TILE;
 }
 
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 bool assay_sketch_is_for(const assay_tensor_spec *spec, int64_t above)
 {
     static const char folder[] = "gradients/weights/";
@@ -46,7 +41,7 @@ static void add_axis(assay_tensor_spec *spec, int64_t size, const char *label)
 static int64_t slice_count(const assay_shape *shape, int64_t above)
 {
     const int64_t rows = blocks_of(shape) * shape->dims[shape->rank - 2], columns = shape->dims[shape->rank - 1];
-    return smaller(smaller(rows, ASSAY_SKETCH_SLICES), columns > 0 ? above / columns : 0);
+    return assay_smaller(assay_smaller(rows, ASSAY_SKETCH_SLICES), columns > 0 ? above / columns : 0);
 }
 
 static void call(assay_tensor_spec *spec, const char *of, assay_sketch_component component)
@@ -264,7 +259,8 @@ void assay_sketch_add(assay_sketch *s, int64_t count, const double *sums, const 
     for (int64_t done = 0; done < count;) {
         const int64_t column = s->position % s->columns, index = s->position / s->columns;
         const int64_t block = index / s->rows, row = index % s->rows;
-        const int64_t end = smaller((column / TILE + 1) * TILE, s->columns), n = smaller(end - column, count - done);
+        const int64_t end = assay_smaller((column / TILE + 1) * TILE, s->columns),
+                      n = assay_smaller(end - column, count - done);
         const bool minus_row = is_minus(s->signs_of_rows, index);
         if (row == 0 && column == 0) expand_signs(s, block);
         add_segment(s, minus_row, column, n, sums + done);
@@ -283,7 +279,7 @@ void assay_sketch_add_zeros(assay_sketch *s, int64_t count)
     const int64_t block = s->rows * s->columns;
     while (count > 0) {
         const bool whole = s->position % block == 0 && count >= block;
-        const int64_t n = whole ? block : smaller(count, TILE);
+        const int64_t n = whole ? block : assay_smaller(count, TILE);
         if (!whole) assay_sketch_add(s, n, zeros, zeros);
         if (whole) s->position += block; /* its sums and slices are 0 from the start */
         while (s->next_slice < s->slice_count && s->slices[s->next_slice] < s->position / s->columns) s->next_slice++;

@@ -15,11 +15,6 @@ enum {
 /* Multiplications below which a second thread costs more than it gives. */
 static const double WORK_FOR_THREADS = 1 << 18;
 
-static int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 static int64_t parts_of(int64_t size, int64_t part)
 {
     return (size + part - 1) / part;
@@ -63,10 +58,10 @@ assay_region assay_region_of(const assay_matmul_args *args, const assay_matmul_k
 {
     int row = part / cut->columns, column = part % cut->columns;
     return (assay_region){
-        .row = least(args->m, cut->row_tiles * row / cut->rows * kernels->tile_rows),
-        .row_end = least(args->m, cut->row_tiles * (row + 1) / cut->rows * kernels->tile_rows),
-        .column = least(args->n, cut->column_tiles * column / cut->columns * kernels->tile_columns),
-        .column_end = least(args->n, cut->column_tiles * (column + 1) / cut->columns * kernels->tile_columns),
+        .row = assay_smaller(args->m, cut->row_tiles * row / cut->rows * kernels->tile_rows),
+        .row_end = assay_smaller(args->m, cut->row_tiles * (row + 1) / cut->rows * kernels->tile_rows),
+        .column = assay_smaller(args->n, cut->column_tiles * column / cut->columns * kernels->tile_columns),
+        .column_end = assay_smaller(args->n, cut->column_tiles * (column + 1) / cut->columns * kernels->tile_columns),
     };
 }
 
@@ -87,7 +82,7 @@ typedef struct steps {
 
 static steps steps_of(const packed_work *w, int64_t step, int64_t k)
 {
-    const int64_t first = (step + w->chains->start) % w->args->k, count = least(k, w->args->k - first);
+    const int64_t first = (step + w->chains->start) % w->args->k, count = assay_smaller(k, w->args->k - first);
     return (steps){.first = first, .count = count, .rest = k - count};
 }
 
@@ -191,15 +186,16 @@ static void multiply_block(const packed_work *w, int64_t row, int64_t rows, int6
     const bool first = step == 0 && !args->accumulate, last = step + k == args->k;
     const steps s = steps_of(w, step, k);
     for (int64_t j = w->region.column; j < column_end; j += kernels->tile_columns) {
-        const int64_t columns = least(kernels->tile_columns, column_end - j);
-        const int64_t next = j + kernels->tile_columns, next_columns = least(kernels->tile_columns, column_end - next);
+        const int64_t columns = assay_smaller(kernels->tile_columns, column_end - j);
+        const int64_t next = j + kernels->tile_columns,
+                      next_columns = assay_smaller(kernels->tile_columns, column_end - next);
         pack_b(w, j, columns, &s);
         if (w->of_columns != NULL && row == w->region.row) {
             float *sums = w->of_columns + (j - w->region.column);
             take_squares(w, kernels->add_squares_b, w->b_panel, k, step + k, sums, kernels->tile_columns);
         }
         for (int64_t t = 0; t < tiles; t++) {
-            const int64_t i = t * kernels->tile_rows, tile_rows = least(kernels->tile_rows, rows - i);
+            const int64_t i = t * kernels->tile_rows, tile_rows = assay_smaller(kernels->tile_rows, rows - i);
             const char *a_panel = w->a_block + i * k * kernels->number;
             double *c = args->c + (row + i) * args->ldc + j;
             if (next_columns > 0) prefetch_b(args, s.first, next, next_columns, s.count, t, tiles);
@@ -218,13 +214,13 @@ static void multiply_block(const packed_work *w, int64_t row, int64_t rows, int6
 static void multiply_region(const packed_work *w, int64_t block_rows, int64_t block_steps)
 {
     for (int64_t p = 0; p < w->args->k; p += block_steps) {
-        const int64_t k = least(block_steps, w->args->k - p);
+        const int64_t k = assay_smaller(block_steps, w->args->k - p);
         const steps s = steps_of(w, p, k);
         for (int64_t row = w->region.row; row < w->region.row_end; row += block_rows) {
-            const int64_t rows = least(block_rows, w->region.row_end - row);
+            const int64_t rows = assay_smaller(block_rows, w->region.row_end - row);
             for (int64_t i = 0; i < rows; i += w->kernels->tile_rows) {
                 char *panel = w->a_block + i * k * w->kernels->number;
-                pack_a(w, panel, row + i, least(w->kernels->tile_rows, rows - i), &s);
+                pack_a(w, panel, row + i, assay_smaller(w->kernels->tile_rows, rows - i), &s);
                 if (w->of_rows != NULL) {
                     float *sums = w->of_rows + (row + i - w->region.row);
                     take_squares(w, w->kernels->add_squares_a, panel, k, p + k, sums, w->kernels->tile_rows);

@@ -120,17 +120,12 @@ static assay_status check_softmax_scale(assay_context *ctx, const assay_mla_conf
     return ASSAY_OK;
 }
 
-static int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
 /* Every tensor is at most as large as one of these: a sum of two sizes as twice the larger. */
 static assay_status check_counts(assay_context *ctx, const assay_mla_config *config)
 {
     const int64_t b = config->batch, s = config->sequence, n = config->heads, d = config->emb_dim;
-    const int64_t head = larger(larger(config->qk_nope_head_dim, config->v_head_dim), config->rope.dim);
-    const int64_t latent = larger(larger(config->q_lora_rank, config->kv_lora_rank), config->rope.dim);
+    const int64_t head = assay_larger(assay_larger(config->qk_nope_head_dim, config->v_head_dim), config->rope.dim);
+    const int64_t latent = assay_larger(assay_larger(config->q_lora_rank, config->kv_lora_rank), config->rope.dim);
     const struct {
         const char *name;
         int64_t dims[5];

@@ -28,7 +28,7 @@ static assay_status move(assay_context *ctx, const bs_run *run, bs_microbatch *b
     for (int64_t shard = 0; shard < shards; shard++) {
         double *rows = gathered + shard * tokens * width, *in_order = b->values[sorted] + shard * copies * width;
         MUST(assay_permute_order(ctx, order, order + copies, rolled + shard * copies, &dims));
-        if (back) MUST(assay_permute_backward(ctx, rows, in_order, order, &dims));
+        if (back) MUST(assay_unpermute_forward(ctx, rows, in_order, order, NULL, &dims));
         if (!back) assay_permute_forward(in_order, rows, order, &dims);
     }
     if (!back) return ASSAY_OK;
@@ -42,18 +42,19 @@ assay_status bs_gather_choices(assay_context *ctx, const bs_run *run, bs_microba
 {
     const int64_t copies = run->sizes.copies, experts = run->routing.num_experts, local = run->sizes.local_experts;
     const assay_shape own = assay_shape_of(1, copies / run->sizes.expert_shards);
-    OWNED int32_t *sums = NULL;
+    const assay_mesh_axis axis = ASSAY_AXIS_EXPERT;
     MUST(bs_make(ctx, run, b, MB_ROLLED));
     MUST(bs_make(ctx, run, b, MB_OWN_COUNTS));
-    MUST(bs_alloc_shards_i32(ctx, run, "group_sizes", experts, 1, &sums));
-    assay_all_gather(b->indices[MB_ROLLED], b->indices[MB_CHOICES], sizeof *sums, &own, 0, run->mesh,
-                     ASSAY_AXIS_EXPERT);
-    assay_psum_i32(sums, b->indices[MB_COUNTS], experts, run->mesh, ASSAY_AXIS_EXPERT);
+    assay_all_gather(b->indices[MB_ROLLED], b->indices[MB_CHOICES], sizeof(int32_t), &own, 0, run->mesh, axis);
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        const int64_t first = assay_mesh_index(run->mesh, shard, ASSAY_AXIS_EXPERT) * local;
-        int32_t *ids = b->indices[MB_ROLLED] + shard * copies;
-        assay_roll_experts(ids, copies, first, experts);
-        memcpy(b->indices[MB_OWN_COUNTS] + shard * local, sums + shard * experts + first, (size_t)local * sizeof *sums);
+        const int64_t first = assay_mesh_index(run->mesh, shard, axis) * local;
+        assay_roll_experts(b->indices[MB_ROLLED] + shard * copies, copies, first, experts);
+        for (int64_t e = 0; e < local; e++) {
+            int32_t *sum = &b->indices[MB_OWN_COUNTS][shard * local + e];
+            *sum = 0;
+            for (int64_t part = 0; part < run->sizes.expert_shards; part++)
+                *sum += b->indices[MB_COUNTS][assay_mesh_peer(run->mesh, shard, axis, part) * experts + first + e];
+        }
     }
     return ASSAY_OK;
 }

@@ -47,19 +47,6 @@ void assay_psum(const assay_context *ctx, double *out, const double *in, int64_t
     }
 }
 
-void assay_psum_i32(int32_t *out, const int32_t *in, int64_t count, const assay_mesh *mesh, assay_mesh_axis axis)
-{
-    const int64_t shards = assay_mesh_shards(mesh);
-    for (int64_t shard = 0; shard < shards; shard++) {
-        for (int64_t i = 0; i < count; i++) {
-            int32_t total = 0;
-            for (int64_t part = 0; part < assay_mesh_size(mesh, axis); part++)
-                total += in[assay_mesh_peer(mesh, shard, axis, part) * count + i];
-            out[shard * count + i] = total;
-        }
-    }
-}
-
 void assay_psum_scatter(const assay_context *ctx, double *out, const double *in, const assay_shape *local,
                         int dimension, const assay_mesh *mesh, assay_mesh_axis axis)
 {

@@ -14,7 +14,6 @@ void assay_all_gather(void *out, const void *in, size_t width, const assay_shape
  * are each shard's own). */
 void assay_psum(const assay_context *ctx, double *out, const double *in, int64_t count, const assay_mesh *mesh,
                 assay_mesh_axis axis);
-void assay_psum_i32(int32_t *out, const int32_t *in, int64_t count, const assay_mesh *mesh, assay_mesh_axis axis);
 
 /* psum_scatter, tiled: the sum, of which each shard keeps its part along `dimension`. `local` is the shape of a shard
  * of `in`; that dimension is a multiple of the axis's size. The transpose is all_gather. */

@@ -17,16 +17,11 @@ static int64_t batch_shards(const assay_mesh *mesh)
     return assay_mesh_size(mesh, ASSAY_AXIS_DATA) * assay_mesh_size(mesh, ASSAY_AXIS_FSDP);
 }
 
-/* Which part of the heads a shard has, and of the batch. */
+/* Which part of the heads a shard has. */
 static int64_t head_shard(const assay_mesh *mesh, int64_t shard)
 {
     return assay_mesh_index(mesh, shard, ASSAY_AXIS_MLP_TENSOR) * assay_mesh_size(mesh, ASSAY_AXIS_EXPERT) +
            assay_mesh_index(mesh, shard, ASSAY_AXIS_EXPERT);
-}
-
-static int64_t batch_shard(const assay_mesh *mesh, int64_t shard)
-{
-    return shard / assay_head_shards(mesh);
 }
 
 static int head_axis(const assay_tensor_row *row)
@@ -134,7 +129,7 @@ static void lay_out(const assay_head_layout *layout, int tensor, double *own, do
     row.shape.dims[0] /= batches; /* the batch is the first axis */
     for (int64_t shard = 0; shard < parts * batches; shard++)
         copy_shard(layout->whole, &row, parts, head_shard(mesh, shard), own + shard * (count / parts / batches),
-                   whole + batch_shard(mesh, shard) * (count / batches), back);
+                   whole + shard / parts * (count / batches), back);
 }
 
 static assay_status layout_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,

@@ -137,12 +137,6 @@ void assay_permute_forward(double *sorted_inputs, const double *x, const int32_t
     }
 }
 
-assay_status assay_permute_backward(assay_context *ctx, double *dx, const double *d_sorted, const int32_t *order,
-                                    const assay_permute_dims *dims)
-{
-    return assay_unpermute_forward(ctx, dx, d_sorted, order, NULL, dims);
-}
-
 assay_status assay_unpermute_forward(assay_context *ctx, double *y, const double *sorted, const int32_t *order,
                                      const double *weights, const assay_permute_dims *dims)
 {

@@ -34,11 +34,7 @@ assay_status assay_permute_check_order(assay_context *ctx, const char *path, con
 
 void assay_permute_forward(double *sorted_inputs, const double *x, const int32_t *order,
                            const assay_permute_dims *dims);
-/* dx[t] = the sum over k ascending of d_sorted at the places of t's copies. */
-assay_status assay_permute_backward(assay_context *ctx, double *dx, const double *d_sorted, const int32_t *order,
-                                    const assay_permute_dims *dims);
-
-/* weights NULL means 1. */
+/* weights NULL means 1: y[t] is the sum over k ascending at the places of t's copies. */
 assay_status assay_unpermute_forward(assay_context *ctx, double *y, const double *sorted, const int32_t *order,
                                      const double *weights, const assay_permute_dims *dims);
 /* NULL results are skipped. */

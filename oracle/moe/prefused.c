@@ -21,7 +21,7 @@ int64_t assay_prefused_column(int64_t place, int64_t mlp_dim, int64_t shards)
 }
 
 /* One shard's gate or up is one piece in both. */
-static void move(double *out, const double *in, int64_t rows, int64_t mlp_dim, int64_t shards, bool to_shards)
+void assay_prefuse(double *out, const double *in, int64_t rows, int64_t mlp_dim, int64_t shards, bool to_shards)
 {
     const int64_t part = mlp_dim / shards, width = 2 * mlp_dim;
     for (int64_t row = 0; row < rows * width; row += width) {
@@ -31,16 +31,6 @@ static void move(double *out, const double *in, int64_t rows, int64_t mlp_dim, i
                    (size_t)part * sizeof *out);
         }
     }
-}
-
-void assay_prefuse_for_shards(double *out, const double *in, int64_t rows, int64_t mlp_dim, int64_t shards)
-{
-    move(out, in, rows, mlp_dim, shards, true);
-}
-
-void assay_prefuse_whole(double *out, const double *in, int64_t rows, int64_t mlp_dim, int64_t shards)
-{
-    move(out, in, rows, mlp_dim, shards, false);
 }
 
 bool assay_path_is_prefused(const char *path)
@@ -76,7 +66,7 @@ static assay_status read_f64(assay_context *ctx, void *self, const char *path, i
     MUST(assay_alloc_f64(ctx, "a row of gate and up", 2 * row.hidden, &laid_out));
     for (int64_t i = 0; i < count; i += 2 * row.hidden) {
         memcpy(laid_out, out + i, (size_t)(2 * row.hidden) * sizeof *out);
-        assay_prefuse_whole(out + i, laid_out, 1, row.hidden, row.shards);
+        assay_prefuse(out + i, laid_out, 1, row.hidden, row.shards, false);
     }
     return ASSAY_OK;
 }
@@ -98,7 +88,7 @@ static assay_status write_f64(assay_context *ctx, void *self, const char *path, 
     MUST(assay_alloc_f64(ctx, "rows of gate and up", count < block ? count : block, &laid_out));
     for (int64_t i = 0; i < count; i += block) {
         const int64_t numbers = count - i < block ? count - i : block;
-        assay_prefuse_for_shards(laid_out, values + i, numbers / width, row.hidden, row.shards);
+        assay_prefuse(laid_out, values + i, numbers / width, row.hidden, row.shards, true);
         MUST(out->write(ctx, out->self, path, numbers, laid_out));
     }
     return ASSAY_OK;

@@ -11,8 +11,7 @@ int64_t assay_prefused_place(int64_t column, int64_t mlp_dim, int64_t shards);
 int64_t assay_prefused_column(int64_t place, int64_t mlp_dim, int64_t shards);
 
 /* Rows [rows,2H] from [gate | up] to the layout, and back; `out` and `in` do not overlap. */
-void assay_prefuse_for_shards(double *out, const double *in, int64_t rows, int64_t mlp_dim, int64_t shards);
-void assay_prefuse_whole(double *out, const double *in, int64_t rows, int64_t mlp_dim, int64_t shards);
+void assay_prefuse(double *out, const double *in, int64_t rows, int64_t mlp_dim, int64_t shards, bool to_shards);
 
 /* A source and a sink in the layout of the shards, as an operation sees them that computes with [gate | up]: weights wi of
  * experts, their gradients, the checkpoint moe_mlpwi and the error scales of these. Everything else passes through. Over a mesh

@@ -245,12 +245,6 @@ static void balance_part(const backward_pass *pass, int64_t t, double *d)
     assay_round(ctx, ASSAY_ROUND_ROUTER, experts, d);
 }
 
-static double rounded(const assay_context *ctx, double x)
-{
-    assay_round(ctx, ASSAY_ROUND_ROUTER, 1, &x);
-    return x;
-}
-
 /* Of weights over their sum, as a framework goes back through the quotient: d / sum, less the sum over k of d_k g_k / sum / sum,
  * of which each step is rounded. d_values get the errors of the first, and that of the second is common to all. */
 static void round_quotient(const backward_pass *pass, const double *d, const double *gathered, double divisor,
@@ -262,8 +256,10 @@ static void round_quotient(const backward_pass *pass, const double *d, const dou
     for (int64_t k = 0; k < count; k++) {
         const double of_d = d[k] * pass->rule.factor;
         exact += of_d * (gathered[k] / divisor / divisor);
-        sum = rounded(ctx, sum + rounded(ctx, of_d * rounded(ctx, rounded(ctx, gathered[k] / divisor) / divisor)));
-        d_values[k] += rounded(ctx, of_d / divisor) - of_d / divisor;
+        sum = routing_rounded(
+            ctx, sum + routing_rounded(
+                           ctx, of_d * routing_rounded(ctx, routing_rounded(ctx, gathered[k] / divisor) / divisor)));
+        d_values[k] += routing_rounded(ctx, of_d / divisor) - of_d / divisor;
     }
     for (int64_t k = 0; k < count; k++) d_values[k] -= sum - exact;
 }

@@ -3,6 +3,7 @@
 
 #include <stddef.h>
 
+#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/moe/permute.h"
 #include "oracle/moe/routing_rule.h"
 #include "oracle/ops/vector_sums.h"
@@ -12,6 +13,12 @@ static inline double assay_routing_scale(const assay_routing_rule *rule, const d
 {
     return per_expert_scale != NULL && expert != ASSAY_NO_EXPERT ? rule->factor * per_expert_scale[expert]
                                                                  : rule->factor;
+}
+
+static inline double routing_rounded(const assay_context *ctx, double x)
+{
+    assay_round(ctx, ASSAY_ROUND_ROUTER, 1, &x);
+    return x;
 }
 
 assay_status assay_routing_check_inputs(assay_context *ctx, const assay_routing_inputs *in,

@@ -311,20 +311,20 @@ static void load_row(const assay_context *ctx, const decode_back *b, int64_t spl
     const int64_t row = row_of(r, i), rows = c->batch * c->sequence * c->heads, wide = c->v_dim;
     const int64_t place = split * rows + decode_place_of_lse(c, row);
     const double unit = c->base_2 ? LN_2 : 1, *sink = softmax_of(ctx, r, i).sink;
-    double *dout = r->out + i * wide, lse = b->call->lse[place] * unit;
+    double *dout = r->out + i * wide, *lse = &b->lse[i];
     memset(dout, 0, (size_t)wide * sizeof *dout);
     if (seen.begin >= seen.end) return;
+    *lse = b->call->lse[place] * unit;
     memcpy(dout, b->call->dout + (split * rows + row) * wide, (size_t)wide * sizeof *dout);
     const double through = assay_dot(ctx, wide, dout, b->call->out + (split * rows + row) * wide);
-    const double gate = sink == NULL ? 1 : attention_gate(ctx, lse, *sink);
+    const double gate = sink == NULL ? 1 : attention_gate(ctx, *lse, *sink);
     b->shift[i] = gate * through - (b->call->dlse == NULL ? 0 : b->call->dlse[place] / unit);
     if (b->g->dsinks != NULL)
-        assay_add_scaled(ctx, 1, -attention_sink_share(ctx, lse, *sink), &through, &b->g->dsinks[row % c->heads]);
+        assay_add_scaled(ctx, 1, -attention_sink_share(ctx, *lse, *sink), &through, &b->g->dsinks[row % c->heads]);
     for (int64_t d = 0; d < wide && gate != 1; d++) dout[d] *= gate;
     assay_round(ctx, ASSAY_ROUND_STORAGE, wide, dout);
-    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &lse);
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, lse);
     assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &b->shift[i]);
-    b->lse[i] = lse;
 }
 
 /* Scores and products of dout with values become probabilities and gradients of scores; of keys that the row does not see 0. */

@@ -7,20 +7,10 @@
 #include "oracle/base/step_change.h"
 #include "oracle/ops/decode_internal.h"
 
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-static int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
 assay_key_range decode_overlap(assay_key_range a, assay_key_range b)
 {
-    const int64_t begin = larger(a.begin, b.begin);
-    return (assay_key_range){begin, larger(begin, smaller(a.end, b.end))};
+    const int64_t begin = assay_larger(a.begin, b.begin);
+    return (assay_key_range){begin, assay_larger(begin, assay_smaller(a.end, b.end))};
 }
 
 int64_t assay_decode_place(const assay_decode_config *c, int64_t row, int64_t head)
@@ -64,8 +54,8 @@ static void cut_sequence(const assay_decode_config *c, int64_t keys, int64_t uni
 {
     const int64_t share = ((keys + unit - 1) / unit + splits - 1) / splits * unit,
                   size = c->chunk > 0 ? c->chunk : share;
-    const int64_t end = c->chunk > 0 ? larger(keys - c->sequence, 0) : keys;
-    for (int64_t split = 0; split < splits; split++) starts[split] = smaller(split * size, end);
+    const int64_t end = c->chunk > 0 ? assay_larger(keys - c->sequence, 0) : keys;
+    for (int64_t split = 0; split < splits; split++) starts[split] = assay_smaller(split * size, end);
     starts[splits] = keys;
 }
 
@@ -87,7 +77,7 @@ static void plan_list(const assay_decode_config *c, const assay_decode_inputs *i
                       const assay_decode_plan *plan)
 {
     const int64_t entries = in->lengths == NULL ? c->topk : in->lengths[token / c->sequence];
-    const int64_t size = larger((entries + plan->splits - 1) / plan->splits, 1), all = c->pages * c->page;
+    const int64_t size = assay_larger((entries + plan->splits - 1) / plan->splits, 1), all = c->pages * c->page;
     int64_t *rows = plan->rows + token * plan->longest, *starts = plan->starts + token * (plan->splits + 1), count = 0;
     for (int64_t entry = 0; entry < plan->splits * size; entry++) {
         const int64_t index = entry < entries ? in->places[token * c->topk + entry] : -1;
@@ -109,8 +99,8 @@ static assay_key_range keys_of_token(const assay_decode_config *c, const assay_d
                                      int64_t token)
 {
     const int64_t keys = assay_decode_keys(plan, list), more = c->variant.sees_next ? 2 : 1;
-    const int64_t end = larger(smaller(keys - plan->tokens + token + more, keys), 0);
-    return (assay_key_range){c->window > 0 ? larger(end - c->window, 0) : 0, end};
+    const int64_t end = assay_larger(assay_smaller(keys - plan->tokens + token + more, keys), 0);
+    return (assay_key_range){c->window > 0 ? assay_larger(end - c->window, 0) : 0, end};
 }
 
 assay_status assay_decode_plan_make(assay_context *ctx, const assay_decode_config *c, const assay_decode_inputs *in,
@@ -121,10 +111,10 @@ assay_status assay_decode_plan_make(assay_context *ctx, const assay_decode_confi
     MUST(assay_decode_check_table(ctx, c, in));
     *plan = (assay_decode_plan){.lists = lists ? c->batch * c->sequence : c->batch,
                                 .tokens = lists ? 1 : c->sequence,
-                                .splits = larger(c->splits, 1),
-                                .longest = larger(c->topk, 1),
+                                .splits = assay_larger(c->splits, 1),
+                                .longest = assay_larger(c->topk, 1),
                                 .unseen = -INFINITY};
-    for (int64_t b = 0; b < c->batch && !lists; b++) plan->longest = larger(plan->longest, in->lengths[b]);
+    for (int64_t b = 0; b < c->batch && !lists; b++) plan->longest = assay_larger(plan->longest, in->lengths[b]);
     if (c->max_pages > 0) plan->longest = (plan->longest + c->page - 1) / c->page * c->page;
     MUST(alloc_plan(ctx, plan, plan->lists * plan->longest, c->heads));
     for (int64_t head = 0; head < c->heads; head++)

@@ -16,8 +16,8 @@ TEST(each_shard_has_its_gate_then_its_up)
                 {6, {0, 10, 1, 11, 2, 12, 3, 13, 4, 14, 5, 15}}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         double laid_out[12], back[12];
-        assay_prefuse_for_shards(laid_out, whole, 1, 6, rows[i].shards);
-        assay_prefuse_whole(back, laid_out, 1, 6, rows[i].shards);
+        assay_prefuse(laid_out, whole, 1, 6, rows[i].shards, true);
+        assay_prefuse(back, laid_out, 1, 6, rows[i].shards, false);
         assert_same_bits(laid_out, rows[i].expected, 12);
         assert_same_bits(back, whole, 12);
         for (int64_t column = 0; column < 12; column++) {
