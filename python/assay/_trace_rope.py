@@ -186,12 +186,19 @@ class Turns:
         if whole is None or interleave is None:
             return None
         frequency, place, positions = cosine[2], cosine[3], turn.positions
-        if positions is None:  # angles are known: the first frequency is 1
-            numbers = np.rint(frequency[..., 0])
-            most = np.unravel_index(int(np.argmax(numbers)), numbers.shape)
-            if numbers[most] == 0 or not np.allclose(frequency, numbers[..., None] * (frequency[most] / numbers[most]), 1e-5, 1e-6):
+        rounded = False
+        if positions is None:  # angles are known: of the first frequency, which is 1, or the least angle of one token
+            angles = frequency[..., 0]
+            for unit in (1.0, float(np.min(angles[angles > 0], initial=np.inf))):
+                numbers = np.rint(angles / unit)
+                most = np.unravel_index(int(np.argmax(numbers)), numbers.shape)
+                if numbers[most] > 0 and np.allclose(frequency, numbers[..., None] * (frequency[most] / numbers[most]), 1e-5, 1e-6):
+                    break
+            else:
                 return None
             row = frequency[most] / numbers[most]
+            rounded = not np.allclose(frequency, numbers[..., None] * row, 1e-13, 0)
+            row = row if rounded else np.array([float(f"{x:.15g}") for x in row])
             varies = [i for i in range(numbers.ndim) if (numbers != numbers.take([0], i)).any()]
             short = numbers[tuple(slice(None) if i in varies else 0 for i in range(numbers.ndim))]
             positions = self.t.constant(short.astype(np.int64))
@@ -208,8 +215,8 @@ class Turns:
             if (at != wanted).any() or [a.size for a in positions.axes if a.size > 1] != [n for n in sizes if n > 1]:
                 return None
         theta, own = theta_of(row, interleave), half_of(row, interleave)
-        if theta is None and (turn.positions is None or own is None or len(own) < 2 or (own == own[0]).all() or (own == np.rint(own)).all()):
-            return None  # angles that are known are rounded, and so are frequencies that follow from them
+        if theta is None and (rounded or own is None or len(own) < 2 or (own == own[0]).all() or (own == np.rint(own)).all()):
+            return None  # of angles that are known and rounded frequencies do not follow
         made = self.put(*whole, positions, varies, theta, own, interleave or apart)
         if made is not None and turn.factor != 1:
             made = self.t.together("mul", [made, self.t.number(turn.factor)])

@@ -233,7 +233,16 @@ def test_frequencies_that_are_scaled_are_an_input_of_rope():
         a, b = x[:, ::2], x[:, 1::2]
         return torch.stack([a * angle.cos() - b * angle.sin() * 2, b * angle.cos() + a * angle.sin() * 2], -1).flatten(1)
 
+    def from_0_on(x):
+        return scaled(x, torch.arange(len(x)))
+
+    def slower(x):
+        return scaled(x, torch.arange(len(x)) / 4)
+
     example = {"x": torch.randn(5, 8), "at": torch.arange(5)}
+    assert '  y: mul(rope(x, iota("T"), frequencies), 1.25)\n' in str(assay.trace(from_0_on, example["x"]))
+    text = str(assay.trace(slower, example["x"]))
+    assert '  y: mul(rope(x, iota("T"), frequencies), 1.25)\n' in text and "values: [0.25, 0.075, 0.005, 2.5e-05]" in text
     text = str(assay.trace(scaled, example))
     assert "  y: mul(rope(x, at, frequencies), 1.25)\n" in text
     assert "  frequencies: {axes: [H], values: [1.0, 0.3, 0.02, 0.0001]}\n" in text and 'dtypes: {"inputs/frequencies": "float64"}' in text
