@@ -10,12 +10,12 @@
 #include "harness/golden/golden.h"
 
 enum { SECONDS = 600 };
-static const double TARGET = 0.9; /* against PyTorch, which calls OpenBLAS for its products */
 
 static const struct line {
     const char *what, *name;
-} lines[] = {{"MoE block: D 1024, H 512, E 32, K 4, T 1024", "moe"},
-             {"layer: the same, one shared expert, MLA, N 8", "layer"}};
+    double target; /* against PyTorch, which calls MKL for its products */
+} lines[] = {{"MoE block: D 1024, H 512, E 32, K 4, T 1024", "moe", 1.3},
+             {"layer: the same, one shared expert, MLA, N 8", "layer", 1.2}};
 enum { LINES = sizeof lines / sizeof *lines };
 
 /* One line's case with its golden, and a process that computes the same. Starts zeroed. */
@@ -87,7 +87,7 @@ assay_status bench_torch(assay_context *ctx, bench_report *report)
         TRY(make(ctx, &lines[i], &p));
         for (int library = 0; library < 2; library++) {
             const bench_pair pair = {lines[i].what, bench_case_run, run_peer, bench_case_gigaflop(&p.own),
-                                     library == 0 ? TARGET : 0};
+                                     library == 0 ? lines[i].target : 0};
             bench_heading("Forward and backward in float64, all gradients kept", "assay", libraries[library],
                           "GFLOP/s");
             for (ctx->threads = 1; ctx->threads <= 2; ctx->threads++)
