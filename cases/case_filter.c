@@ -77,8 +77,8 @@ static assay_status refuse(assay_context *ctx, const word_kind *kind, const char
         if (kind->names) assay_nearest_offer(&nearest, catalogue[i].name);
     }
     assay_nearest_text(&nearest, hint, sizeof hint);
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "--%s is \"%.100s\", which no case has, expected %s%s", kind->option, word,
-                      kind->expected, hint);
+    return assay_refuse(ctx, "--%s is \"%.100s\", which no case has, expected %s%s", kind->option, word, kind->expected,
+                        hint);
 }
 
 assay_status assay_case_filter_check(assay_context *ctx, const assay_case_filter *filter, const assay_case *cases,
@@ -110,7 +110,7 @@ assay_status assay_words_add(assay_context *ctx, assay_text_list *words, const c
 {
     for (;; text++) {
         const size_t length = strcspn(text, ",");
-        if (length == 0) return assay_fail(ctx, ASSAY_BAD_INPUT, "--%s has an empty word", option);
+        if (length == 0) return assay_refuse(ctx, "--%s has an empty word", option);
         const assay_status status = assay_text_list_append(ctx, words, text, length);
         text += length;
         if (status != ASSAY_OK || *text == '\0') return status;

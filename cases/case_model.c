@@ -39,7 +39,7 @@ static assay_status read_model_text(assay_context *ctx, const char *origin, cons
 {
     model_file file = {.config = assay_model_defaults};
     MUST(assay_yaml_documents(ctx, origin, true, text, size, visit_model, &file));
-    if (file.documents == 0) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: expected a model, found nothing", origin);
+    if (file.documents == 0) return assay_refuse(ctx, "%s: expected a model, found nothing", origin);
     name_after_file(&file.config, name);
     *config = file.config;
     return ASSAY_OK;

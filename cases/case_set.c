@@ -71,20 +71,19 @@ static assay_status assign(const assay_yaml *y, const yaml_node_t *value, void *
 assay_status assay_case_set(assay_context *ctx, assay_case *c, const char *text)
 {
     if (strpbrk(text, "\r\n") != NULL) { /* so that there is one document at most */
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "--set: expected key=value on one line");
+        return assay_refuse(ctx, "--set: expected key=value on one line");
     }
     char origin[320], key[ASSAY_PATH_SIZE + ASSAY_TEXT_SIZE];
     snprintf(origin, sizeof origin, "--set %.300s", text);
     size_t length = strcspn(text, "=");
     if (text[length] == '\0' || length == 0 || length >= sizeof key) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: expected key=value", origin);
+        return assay_refuse(ctx, "%s: expected key=value", origin);
     }
     memcpy(key, text, length);
     key[length] = '\0';
     for (const char *at = key; *at != '\0'; at++) {
         if (*at > ' ' && *at < 0x7f) continue; /* as YAML it could not be read again */
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: no key has such a character as its %d.", origin,
-                          (int)(at - key) + 1);
+        return assay_refuse(ctx, "%s: no key has such a character as its %d.", origin, (int)(at - key) + 1);
     }
     const char *value = text + length + 1;
     if (value[0] == '\0') value = "\"\"";
@@ -92,7 +91,7 @@ assay_status assay_case_set(assay_context *ctx, assay_case *c, const char *text)
     MUST(assay_yaml_documents(ctx, origin, false, value, strlen(value), look, NULL));
     assay_status status = assay_yaml_documents(ctx, origin, false, value, strlen(value), assign, &a);
     if (status == ASSAY_OK && !a.done) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: expected a value after =, found none", origin);
+        return assay_refuse(ctx, "%s: expected a value after =, found none", origin);
     }
     return status;
 }

@@ -104,8 +104,7 @@ static assay_status parse(assay_context *ctx, const char *origin, const char *te
     *count = 0;
     assay_status status = assay_yaml_documents(ctx, origin, true, text, size, append_case, &list);
     if (status == ASSAY_OK && list.count == 0) {
-        status =
-            assay_fail(ctx, ASSAY_BAD_INPUT, "%s:1:1: expected a case (case: NAME, op: ...), found nothing", origin);
+        status = assay_refuse(ctx, "%s:1:1: expected a case (case: NAME, op: ...), found nothing", origin);
     }
     if (status != ASSAY_OK) {
         assay_cases_free(list.cases, list.count);

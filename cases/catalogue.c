@@ -114,10 +114,10 @@ static assay_status refuse_pattern(assay_context *ctx, const assay_case_list *ca
     }
     assay_nearest_text(&nearest, hint, sizeof hint);
     if (is_folder) snprintf(hint, sizeof hint, ", did you mean '%.100s/*'?", pattern);
-    return assay_fail(ctx, ASSAY_BAD_INPUT,
-                      "%.200s: expected a case of the catalogue, a glob that matches some, or a YAML file; "
-                      "there is none of this name%s",
-                      pattern, hint);
+    return assay_refuse(ctx,
+                        "%.200s: expected a case of the catalogue, a glob that matches some, or a YAML file; "
+                        "there is none of this name%s",
+                        pattern, hint);
 }
 
 static assay_status append_file(assay_context *ctx, const assay_case_list *catalogue, const char *path,
@@ -154,7 +154,7 @@ static assay_status check_names(assay_context *ctx, const assay_case_list *list)
     for (int i = 0; i < list->count; i++) {
         for (int j = 0; j < i; j++) {
             if (strcmp(list->cases[i].name, list->cases[j].name) != 0) continue;
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "two of the cases asked for are called %s", list->cases[i].name);
+            return assay_refuse(ctx, "two of the cases asked for are called %s", list->cases[i].name);
         }
     }
     return ASSAY_OK;

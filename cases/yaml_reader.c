@@ -9,8 +9,8 @@ enum { MOST_PAIRS = 4096, MOST_DEPTH = 5000, MOST_ANCHORS = 5000, SHOWN = 60 };
 
 static assay_status refuse_at(const assay_yaml *y, yaml_mark_t mark, const char *message)
 {
-    if (!y->located) return assay_fail(y->ctx, ASSAY_BAD_INPUT, "%s: %s", y->origin, message);
-    return assay_fail(y->ctx, ASSAY_BAD_INPUT, "%s:%zu:%zu: %s", y->origin, mark.line + 1, mark.column + 1, message);
+    if (!y->located) return assay_refuse(y->ctx, "%s: %s", y->origin, message);
+    return assay_refuse(y->ctx, "%s:%zu:%zu: %s", y->origin, mark.line + 1, mark.column + 1, message);
 }
 
 assay_status assay_yaml_refuse(const assay_yaml *y, const yaml_node_t *at, const char *format, ...)

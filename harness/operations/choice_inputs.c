@@ -31,26 +31,23 @@ static assay_status check(const assay_describer *d, const assay_routing_config *
     assay_context *ctx = d->ctx;
     const assay_model_config *m = &d->c->config;
     if (weights && !ids) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "inputs.%srouting_weights is given, expected inputs.%sselected_experts beside it", d->layer,
-                          d->layer);
+        return assay_refuse(ctx, "inputs.%srouting_weights is given, expected inputs.%sselected_experts beside it",
+                            d->layer, d->layer);
     }
     const char *above = config->load_balance_loss_weight > 0  ? "load_balance_loss_weight"
                         : config->z_loss_weight > 0           ? "router_z_loss_weight"
                         : config->routed_bias_update_rate > 0 ? "routed_bias_update_rate"
                                                               : NULL;
     if (weights && above != NULL) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "%s is above 0, expected 0: with inputs.%srouting_weights there is no router", above,
-                          d->layer);
+        return assay_refuse(ctx, "%s is above 0, expected 0: with inputs.%srouting_weights there is no router", above,
+                            d->layer);
     }
     if (ids && config->hash_rows > 0) {
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_first_num_hash_layers, "0: the choice is given");
     }
     if (m->use_random_routing && !m->sparse_matmul) {
         /* MaxText's dense form keeps one weight of an expert that a token has twice */
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "use_random_routing needs sparse_matmul=true, found sparse_matmul=false");
+        return assay_refuse(ctx, "use_random_routing needs sparse_matmul=true, found sparse_matmul=false");
     }
     return ASSAY_OK;
 }

@@ -36,8 +36,8 @@ static assay_status check_maxtext_keys(const model_check *check)
         char expected[ASSAY_TEXT_SIZE];
         const size_t length = strcspn(key->unchanging, "|");
         snprintf(expected, sizeof expected, length == 0 ? "\"\"" : "%.*s", (int)length, key->unchanging);
-        return assay_fail(check->ctx, ASSAY_BAD_INPUT, "%s is %s, expected %s: op %s %s", key->name,
-                          maxtext_text(check, i), expected, check->c->op, TURNS_ON);
+        return assay_refuse(check->ctx, "%s is %s, expected %s: op %s %s", key->name, maxtext_text(check, i), expected,
+                            check->c->op, TURNS_ON);
     }
     return ASSAY_OK;
 }
@@ -45,8 +45,7 @@ static assay_status check_maxtext_keys(const model_check *check)
 static assay_status refuse_block(const model_check *check, const char *why)
 {
     const char *block = check->c->config.decoder_block.text;
-    return assay_fail(check->ctx, ASSAY_BAD_INPUT, "decoder_block is %s, which %s: op %s cannot be of it", block, why,
-                      check->c->op);
+    return assay_refuse(check->ctx, "decoder_block is %s, which %s: op %s cannot be of it", block, why, check->c->op);
 }
 
 /* "KEY is VALUE, expected EXPECTED: op OP WHY". */
@@ -283,9 +282,8 @@ static assay_status check_experts(const model_check *check)
     const bool schedule = m->use_batch_split_schedule || m->function.text[0] != '\0';
     if (is_set[ASSAY_KEY_AT_capacity_factor] && m->capacity_factor > 0.0 && !schedule &&
         (m->sparse_matmul || m->fused_moe_func)) {
-        return assay_fail(check->ctx, ASSAY_BAD_INPUT,
-                          "capacity_factor is %g, expected -1: with %s no token is dropped", m->capacity_factor,
-                          m->fused_moe_func ? "fused_moe_func" : "sparse_matmul");
+        return assay_refuse(check->ctx, "capacity_factor is %g, expected -1: with %s no token is dropped",
+                            m->capacity_factor, m->fused_moe_func ? "fused_moe_func" : "sparse_matmul");
     }
     return ASSAY_OK;
 }
@@ -415,10 +413,10 @@ static assay_status check_quantising(const model_check *check)
         assay_model_key_text(&assay_model_keys[KEYS[i]], &c->config, text, sizeof text);
         assay_model_key_text(&assay_model_keys[KEYS[i]], &assay_model_defaults, usual, sizeof usual);
         if (strcmp(text, usual) == 0) continue;
-        return assay_fail(check->ctx, ASSAY_BAD_INPUT,
-                          "%s is %.60s, expected %s: op %s has formats of operands alone, "
-                          "quant_formats",
-                          assay_model_keys[KEYS[i]].name, text, usual, c->op);
+        return assay_refuse(check->ctx,
+                            "%s is %.60s, expected %s: op %s has formats of operands alone, "
+                            "quant_formats",
+                            assay_model_keys[KEYS[i]].name, text, usual, c->op);
     }
     return ASSAY_OK;
 }

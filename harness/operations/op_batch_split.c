@@ -17,9 +17,9 @@ static assay_status unknown_function(assay_context *ctx, const char *name)
         assay_nearest_offer(&nearest, assay_function_name(assay_batch_split_function_at(i)));
     for (int i = 0; assay_batch_split_alias(i) != NULL; i++) assay_nearest_offer(&nearest, assay_batch_split_alias(i));
     assay_nearest_text(&nearest, hint, sizeof hint);
-    return assay_fail(ctx, ASSAY_BAD_INPUT,
-                      "function is \"%s\", expected one of the batch-split module's (docs/operations.md has them)%s",
-                      name, hint);
+    return assay_refuse(ctx,
+                        "function is \"%s\", expected one of the batch-split module's (docs/operations.md has them)%s",
+                        name, hint);
 }
 
 /* What cuts and joins microbatches has no part of the layer, and so no query. */

@@ -66,8 +66,7 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
                                       .heads = m->base_num_kv_heads > 0 ? m->base_num_kv_heads : 1,
                                       .heads_first = strcmp(m->kv_layout.text, "HND") == 0};
     *config = (assay_cache_append_config){.tokens = c->batch * c->sequence};
-    if (c->dtype == ASSAY_FLOAT64)
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "dtype is float64, expected float32 or one of fewer bits");
+    if (c->dtype == ASSAY_FLOAT64) return assay_refuse(ctx, "dtype is float64, expected float32 or one of fewer bits");
     MUST(assay_require_positive(ctx, "pagedattn_num_pages", m->pagedattn_num_pages));
     MUST(assay_require_positive(ctx, "pagedattn_tokens_per_page", m->pagedattn_tokens_per_page));
     MUST(assay_cache_streams_of(ctx, c, &pages, m->head_dim == 0, config));

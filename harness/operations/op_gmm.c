@@ -187,10 +187,9 @@ static assay_status check_row(assay_context *ctx, const gmm_run *r, const char *
         } else {
             snprintf(at, sizeof at, "%" PRId64, place);
         }
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s[%s,%" PRId64 "] is %g, expected a finite number: %s", path, at, i,
-                          x[i],
-                          of_group ? "the row belongs to a group"
-                                   : "quant_recipe fp8_full finds its scales over all rows, those of no group too");
+        return assay_refuse(ctx, "%s[%s,%" PRId64 "] is %g, expected a finite number: %s", path, at, i, x[i],
+                            of_group ? "the row belongs to a group"
+                                     : "quant_recipe fp8_full finds its scales over all rows, those of no group too");
     }
     return ASSAY_OK;
 }

@@ -8,9 +8,9 @@ assay_status assay_activation_of(assay_context *ctx, const assay_model_config *m
 {
     const char *name = m->mlp_activations.item[index];
     if (!assay_activation_from_name(name, f)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "mlp_activations[%d] is \"%s\", expected silu, gelu, gelu_exact, relu, sigmoid or linear",
-                          index, name);
+        return assay_refuse(ctx,
+                            "mlp_activations[%d] is \"%s\", expected silu, gelu, gelu_exact, relu, sigmoid or linear",
+                            index, name);
     }
     return ASSAY_OK;
 }
@@ -26,14 +26,12 @@ assay_status assay_glu_of(assay_context *ctx, const assay_model_config *m, bool 
         *glu = ASSAY_GLU_CLAMPED;
     }
     if (*glu == ASSAY_GLU_GPT_OSS && !(m->mlp_activations_limit > 0.0)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "mlp_activations_limit is %g, expected above 0 with decoder_block gpt_oss",
-                          m->mlp_activations_limit);
+        return assay_refuse(ctx, "mlp_activations_limit is %g, expected above 0 with decoder_block gpt_oss",
+                            m->mlp_activations_limit);
     }
     if (*glu == ASSAY_GLU_GPT_OSS && strcmp(m->mlp_activations.item[0], "sigmoid") != 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "mlp_activations[0] is \"%s\", expected sigmoid with decoder_block gpt_oss",
-                          m->mlp_activations.item[0]);
+        return assay_refuse(ctx, "mlp_activations[0] is \"%s\", expected sigmoid with decoder_block gpt_oss",
+                            m->mlp_activations.item[0]);
     }
     return ASSAY_OK;
 }

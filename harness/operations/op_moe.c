@@ -30,7 +30,7 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
                                  .fused_weights = m->prefuse_moe_weights || m->fused_moe_mlp || m->fused_moe_func};
     const char *fused_key = m->prefuse_moe_weights ? "prefuse_moe_weights" : "fused_moe_mlp";
     if ((m->prefuse_moe_weights || m->fused_moe_mlp) && !m->sparse_matmul) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s needs sparse_matmul=true, found sparse_matmul=false", fused_key);
+        return assay_refuse(ctx, "%s needs sparse_matmul=true, found sparse_matmul=false", fused_key);
     }
     MUST(assay_require_positive(ctx, "base_emb_dim", m->base_emb_dim));
     MUST(assay_require_positive(ctx, "base_moe_mlp_dim", m->base_moe_mlp_dim));
@@ -48,9 +48,9 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
                                 m->shared_experts);
     }
     if ((m->apply_router_weight_on_input || m->num_fused_shared_experts > 0) && m->mlp_bias) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s needs mlp_bias=false, found true",
-                          m->num_fused_shared_experts > 0 ? "num_fused_shared_experts"
-                                                          : "apply_router_weight_on_input");
+        return assay_refuse(ctx, "%s needs mlp_bias=false, found true",
+                            m->num_fused_shared_experts > 0 ? "num_fused_shared_experts"
+                                                            : "apply_router_weight_on_input");
     }
     if (!m->apply_routed_scaling_factor_on_output) {
         config->late_factor = config->routing.routed_scaling_factor;
@@ -76,8 +76,7 @@ assay_status assay_check_hidden_moe(assay_context *ctx, const assay_moe_config *
     if (moe->path == ASSAY_MOE_DROPPING) with = "with capacity_factor";
     if (assay_is_sharded(moe, sharding)) with = "on a mesh";
     if (with == NULL) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_hidden_format is %s, expected none %s", moe->hidden.format->name,
-                      with);
+    return assay_refuse(ctx, "quant_hidden_format is %s, expected none %s", moe->hidden.format->name, with);
 }
 
 /* Sparse experts, whose rows are those of the recipe's groups. */
@@ -96,7 +95,7 @@ assay_status assay_check_recipe_moe(assay_context *ctx, const assay_moe_config *
                          : w13_shards > 1                             ? "w13_reorder_size"
                                                                       : NULL;
     if (beside == NULL) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_recipe is %s, expected \"\" with %s", recipe->name, beside);
+    return assay_refuse(ctx, "quant_recipe is %s, expected \"\" with %s", recipe->name, beside);
 }
 
 static assay_status check_layout(assay_context *ctx, const assay_model_config *m, const quad_moe_config *both)
@@ -108,8 +107,8 @@ static assay_status check_layout(assay_context *ctx, const assay_model_config *m
                                 "1 or a multiple of mesh.mlp_tensor, which is %" PRId64, parts);
     }
     if (shards > 1 && !config->fused_weights) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "w13_reorder_size is %" PRId64 ", which needs prefuse_moe_weights=true, found false", shards);
+        return assay_refuse(ctx, "w13_reorder_size is %" PRId64 ", which needs prefuse_moe_weights=true, found false",
+                            shards);
     }
     if (shards <= config->moe_mlp_dim && config->moe_mlp_dim % shards == 0) return ASSAY_OK;
     return assay_refuse_key(ctx, m, ASSAY_KEY_AT_base_moe_mlp_dim, "a multiple of w13_reorder_size, which is %" PRId64,
@@ -232,10 +231,10 @@ static void describe_map(assay_describer *d, const assay_moe_config *config)
     const assay_case_input *rule = assay_case_input_of(d->c, path);
     if (rule == NULL || d->status != ASSAY_OK) return;
     if (config->local_num_experts == 0 || config->local_expert_offset != 0) {
-        d->status = assay_fail(d->ctx, ASSAY_BAD_INPUT,
-                               "inputs.%s is given, expected local_num_experts above 0 and local_expert_offset "
-                               "0, found %" PRId64 " and %" PRId64,
-                               rule->path, config->local_num_experts, config->local_expert_offset);
+        d->status = assay_refuse(d->ctx,
+                                 "inputs.%s is given, expected local_num_experts above 0 and local_expert_offset "
+                                 "0, found %" PRId64 " and %" PRId64,
+                                 rule->path, config->local_num_experts, config->local_expert_offset);
     }
     assay_describe(d, path, ASSAY_INT32, &rule->fill, "E");
     assay_described(d, 1)->least = -1;

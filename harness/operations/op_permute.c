@@ -42,9 +42,8 @@ static assay_status check_rows(assay_context *ctx, const assay_work *w, const ch
     const int64_t count = d->tokens * d->experts_per_token * d->emb_dim;
     for (int64_t i = 0; rows != NULL && i < count; i++) {
         if (isfinite(rows[i]) || order[i / d->emb_dim] == ASSAY_NO_EXPERT) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "%s[%" PRId64 ",%" PRId64 "] is %g, expected a finite number: the row is of a choice", path,
-                          i / d->emb_dim, i % d->emb_dim, rows[i]);
+        return assay_refuse(ctx, "%s[%" PRId64 ",%" PRId64 "] is %g, expected a finite number: the row is of a choice",
+                            path, i / d->emb_dim, i % d->emb_dim, rows[i]);
     }
     return ASSAY_OK;
 }

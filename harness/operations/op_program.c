@@ -29,9 +29,8 @@ static assay_status refuse_fused_operands(assay_context *ctx, const assay_case *
             const assay_program_node *operand = &p->nodes[node->in[k]];
             const assay_program_line *line = &p->lines[operand->line];
             if (operand->step == NULL || !line->fused || (line->output && line->node == node->in[k])) continue;
-            return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "fused has %s, expected what no product reads: quant_formats makes operands exact",
-                              line->name);
+            return assay_refuse(ctx, "fused has %s, expected what no product reads: quant_formats makes operands exact",
+                                line->name);
         }
     }
     return ASSAY_OK;
@@ -39,12 +38,11 @@ static assay_status refuse_fused_operands(assay_context *ctx, const assay_case *
 
 static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
 {
-    if (c->program == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "op program lacks steps (docs/programs.md)");
+    if (c->program == NULL) return assay_refuse(ctx, "op program lacks steps (docs/programs.md)");
     MUST(assay_case_check_program(ctx, c));
     if (c->batch != 1 || c->sequence != 1)
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "batch is %lld and sequence %lld, expected neither: a program has sizes", (long long)c->batch,
-                          (long long)c->sequence);
+        return assay_refuse(ctx, "batch is %lld and sequence %lld, expected neither: a program has sizes",
+                            (long long)c->batch, (long long)c->sequence);
     MUST(refuse_fused_operands(ctx, c));
     ((program_config *)to)->program = c->program;
     return ASSAY_OK;

@@ -31,7 +31,7 @@ assay_quantize_config assay_quantize_rules_of(const assay_case *c, const assay_b
 static assay_status refuse(assay_context *ctx, const char *key, const char *value, const char *expected,
                            const char *format)
 {
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %s, expected %s with the format %s", key, value, expected, format);
+    return assay_refuse(ctx, "%s is %s, expected %s with the format %s", key, value, expected, format);
 }
 
 /* Of dequantize, and what both check. */
@@ -56,7 +56,7 @@ static assay_status quantize_config_of(assay_context *ctx, const assay_case *c, 
 {
     MUST(config_of(ctx, c, config));
     if (c->dtype == ASSAY_FLOAT64) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "dtype is float64, expected float32 or one of fewer bits");
+        return assay_refuse(ctx, "dtype is float64, expected float32 or one of fewer bits");
     }
     return assay_quantize_check(ctx, "quant_", config);
 }
@@ -64,8 +64,8 @@ static assay_status quantize_config_of(assay_context *ctx, const assay_case *c, 
 static assay_status check_tensor_scale(assay_context *ctx, double scale, const assay_block_format *format)
 {
     if (format->tensor_scale ? scale > 0 && scale <= 1 : scale == 0) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_hidden_tensor_scale is %g, expected %s with quant_hidden_format %s",
-                      scale, format->tensor_scale ? "a number above 0, at most 1," : "0", format->name);
+    return assay_refuse(ctx, "quant_hidden_tensor_scale is %g, expected %s with quant_hidden_format %s", scale,
+                        format->tensor_scale ? "a number above 0, at most 1," : "0", format->name);
 }
 
 assay_status assay_hidden_config_of(assay_context *ctx, const assay_case *c, int64_t columns,

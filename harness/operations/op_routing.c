@@ -126,7 +126,7 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
         (quad_moe_config){.moe.emb_dim = logits_given(c) ? 0 : c->config.base_emb_dim, .sharding = assay_one_device};
     MUST(assay_routing_config_of(ctx, c, &config->moe.routing));
     if (assay_gives_routing_weights(c, "")) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs.routing_weights: op routing makes them");
+        return assay_refuse(ctx, "inputs.routing_weights: op routing makes them");
     }
     return logits_given(c) ? ASSAY_OK : assay_require_positive(ctx, "base_emb_dim", c->config.base_emb_dim);
 }

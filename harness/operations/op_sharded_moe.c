@@ -55,15 +55,15 @@ assay_status assay_sharding_of(assay_context *ctx, const assay_case *c, assay_sh
                                  .shard_exp_on_fsdp = m->shard_exp_on_fsdp,
                                  .fsdp_transpose = c->mesh_fsdp_transpose};
     if (m->weights_on_shards && (!m->sparse_matmul || m->fused_moe_func || m->w13_reorder_size > 1)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "weights_on_shards needs sparse_matmul=true, fused_moe_func=false and w13_reorder_size=1");
+        return assay_refuse(ctx,
+                            "weights_on_shards needs sparse_matmul=true, fused_moe_func=false and w13_reorder_size=1");
     }
     const bool chunks = m->num_moe_emb_chunks > 0 || m->num_moe_token_chunks > 1;
     if ((m->use_ring_of_experts || chunks) && !m->sparse_matmul) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s needs sparse_matmul=true, found sparse_matmul=false",
-                          m->use_ring_of_experts      ? "use_ring_of_experts"
-                          : m->num_moe_emb_chunks > 0 ? "num_moe_emb_chunks"
-                                                      : "num_moe_token_chunks");
+        return assay_refuse(ctx, "%s needs sparse_matmul=true, found sparse_matmul=false",
+                            m->use_ring_of_experts      ? "use_ring_of_experts"
+                            : m->num_moe_emb_chunks > 0 ? "num_moe_emb_chunks"
+                                                        : "num_moe_token_chunks");
     }
     return ASSAY_OK;
 }

@@ -66,11 +66,11 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_base_num_decoder_layers, "1 to %d", LAYERS_MAX);
     }
     if (c->only_layer >= config->layers) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "only_layer is %" PRId64 ", expected 0 to %" PRId64, c->only_layer,
-                          config->layers - 1);
+        return assay_refuse(ctx, "only_layer is %" PRId64 ", expected 0 to %" PRId64, c->only_layer,
+                            config->layers - 1);
     }
     if (c->only_layer >= 0 && m->use_batch_split_schedule) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "only_layer has no use with use_batch_split_schedule: layers overlap");
+        return assay_refuse(ctx, "only_layer has no use with use_batch_split_schedule: layers overlap");
     }
     if (c->only_layer >= 0) {
         config->first_layer = c->only_layer;
@@ -101,23 +101,23 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_quant_hidden_format, "none with use_batch_split_schedule");
     }
     if (m->weights_on_shards && config->dense_layers == config->layers) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "weights_on_shards needs a layer of experts, found %" PRId64 " dense ones", config->layers);
+        return assay_refuse(ctx, "weights_on_shards needs a layer of experts, found %" PRId64 " dense ones",
+                            config->layers);
     }
     if (m->use_batch_split_schedule && config->dense_layers < config->layers) {
         config->batch_split_factor = m->batch_split_factor;
         config->kept_capacity = m->capacity_factor > 0 ? m->capacity_factor : 0;
         config->merge_gating_gmm = m->merge_gating_gmm;
         if (m->capacity_factor > 1e6) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "capacity_factor is %g, expected at most 1e6 with the schedule",
-                              m->capacity_factor);
+            return assay_refuse(ctx, "capacity_factor is %g, expected at most 1e6 with the schedule",
+                                m->capacity_factor);
         }
         const char *needs = m->mlp_bias                    ? "mlp_bias=false"
                             : !m->routed_bias              ? "routed_bias=true"
                             : m->local_num_experts > 0     ? "local_num_experts=0"
                             : m->num_redundant_experts > 0 ? "num_redundant_experts=0"
                                                            : NULL;
-        if (needs != NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "use_batch_split_schedule needs %s", needs);
+        if (needs != NULL) return assay_refuse(ctx, "use_batch_split_schedule needs %s", needs);
     }
     MUST(assay_linear_recipe_of(ctx, c, &config->mla.recipe));
     config->gqa.recipe = config->mla.recipe;
@@ -252,7 +252,7 @@ static assay_status lawful(assay_context *ctx, const assay_case *c, const char *
     }
     MUST(assay_read_all_i32(ctx, candidate, EVENTS, event_count * ASSAY_EVENT_FIELDS, &events));
     if (events == NULL) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "schedule: %s is about " EVENTS ", which is not given", path);
+        return assay_refuse(ctx, "schedule: %s is about " EVENTS ", which is not given", path);
     }
     if (strcmp(path, GROUPS) == 0) {
         MUST(assay_schedule_check_groups(ctx, events, event_count, &dims, values));

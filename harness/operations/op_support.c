@@ -81,8 +81,8 @@ static void path_of(assay_describer *d, const char *folder, const char *block, c
 {
     int length = snprintf(path, ASSAY_PATH_SIZE, "%s/%s%s%s", folder, d->layer, block, name);
     if ((length > 0 && length < ASSAY_PATH_SIZE) || d->status != ASSAY_OK) return;
-    d->status = assay_fail(d->ctx, ASSAY_BAD_INPUT, "%s/%s%s%s: a path of more than %d characters", folder, d->layer,
-                           block, name, ASSAY_PATH_SIZE - 1);
+    d->status = assay_refuse(d->ctx, "%s/%s%s%s: a path of more than %d characters", folder, d->layer, block, name,
+                             ASSAY_PATH_SIZE - 1);
 }
 
 void assay_describe_sized_output(assay_describer *d, const char *name, const assay_fill *fill, assay_dims dims)
@@ -195,10 +195,10 @@ static void describe_tokens(assay_describer *d, const char *path, const assay_fi
     const assay_case_input *rule = assay_case_input_of(c, path);
     const int64_t values = rule != NULL && rule->fill.distribution == ASSAY_VALUES ? rule->fill.value_count : 0;
     if (values != 0 && values != c->sequence && values != c->batch * c->sequence && d->status == ASSAY_OK) {
-        d->status = assay_fail(d->ctx, ASSAY_BAD_INPUT,
-                               "inputs.%s has %" PRId64 " values, expected %" PRId64 " (sequence) or %" PRId64
-                               " (batch * sequence)",
-                               rule->path, values, c->sequence, c->batch * c->sequence);
+        d->status = assay_refuse(d->ctx,
+                                 "inputs.%s has %" PRId64 " values, expected %" PRId64 " (sequence) or %" PRId64
+                                 " (batch * sequence)",
+                                 rule->path, values, c->sequence, c->batch * c->sequence);
     }
     assay_describe_sized(d, path, ASSAY_INT32, fill, (assay_dims){"BS", {c->batch, c->sequence}});
     assay_described(d, 1)->most = (int32_t)most;
@@ -265,8 +265,8 @@ void assay_require_all_values(assay_describer *d, const char *path, int64_t coun
 {
     const assay_case_input *rule = assay_case_input_of(d->c, path);
     if (rule == NULL || rule->fill.value_count == 0 || rule->fill.value_count == count || d->status != ASSAY_OK) return;
-    d->status = assay_fail(d->ctx, ASSAY_BAD_INPUT, "inputs.%s has %" PRId64 " values, expected %" PRId64, rule->path,
-                           rule->fill.value_count, count);
+    d->status = assay_refuse(d->ctx, "inputs.%s has %" PRId64 " values, expected %" PRId64, rule->path,
+                             rule->fill.value_count, count);
 }
 
 assay_status assay_refuse_key(assay_context *ctx, const assay_model_config *m, int key, const char *expected, ...)
@@ -277,12 +277,12 @@ assay_status assay_refuse_key(assay_context *ctx, const assay_model_config *m, i
     vsnprintf(text, sizeof text, expected, arguments);
     va_end(arguments);
     assay_model_key_text(&assay_model_keys[key], m, value, sizeof value);
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %s, expected %s", assay_model_keys[key].name, value, text);
+    return assay_refuse(ctx, "%s is %s, expected %s", assay_model_keys[key].name, value, text);
 }
 
 assay_status assay_require_positive(assay_context *ctx, const char *key, int64_t value)
 {
-    if (value < 1) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %" PRId64 ", expected 1 or more", key, value);
+    if (value < 1) return assay_refuse(ctx, "%s is %" PRId64 ", expected 1 or more", key, value);
     return ASSAY_OK;
 }
 
@@ -292,8 +292,8 @@ assay_status assay_norm_config_of(assay_context *ctx, const assay_case *c, void 
     *(assay_norm_config *)config = (assay_norm_config){
         .epsilon = m->normalization_layer_epsilon, .batch = c->batch, .sequence = c->sequence, .dim = m->base_emb_dim};
     if (!(m->normalization_layer_epsilon >= 0.0)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "normalization_layer_epsilon is %g, expected 0 or more",
-                          m->normalization_layer_epsilon);
+        return assay_refuse(ctx, "normalization_layer_epsilon is %g, expected 0 or more",
+                            m->normalization_layer_epsilon);
     }
     return assay_require_positive(ctx, "base_emb_dim", m->base_emb_dim);
 }
@@ -312,7 +312,7 @@ assay_mesh assay_mesh_of(const assay_case *c)
 assay_status assay_check_head_mesh(assay_context *ctx, const assay_case *c)
 {
     if (c->mesh_tensor == 1) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT,
-                      "mesh.tensor is %" PRId64 ", expected 1: op %s has its heads on mesh.expert and mesh.mlp_tensor",
-                      c->mesh_tensor, c->op);
+    return assay_refuse(
+        ctx, "mesh.tensor is %" PRId64 ", expected 1: op %s has its heads on mesh.expert and mesh.mlp_tensor",
+        c->mesh_tensor, c->op);
 }

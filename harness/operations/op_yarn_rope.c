@@ -22,16 +22,15 @@ static assay_status rope_of_width(assay_context *ctx, const assay_case *c, int64
         .pairwise = m->rope_pairwise,
     };
     if (!yarn && strcmp(m->rope_type.text, "default") != 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "rope_type is \"%s\", expected default or yarn", m->rope_type.text);
+        return assay_refuse(ctx, "rope_type is \"%s\", expected default or yarn", m->rope_type.text);
     }
     MUST(assay_rope_check(ctx, config));
     /* neither start nor step is negative; explicit positions are checked where they are read */
     const int64_t first = c->position_start, last = first + c->position_step * (c->sequence - 1);
     if (assay_case_input_of(c, "inputs/positions") == NULL && last >= config->max_position_embeddings) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "positions go from %" PRId64 " to %" PRId64 ", expected 0 to %" PRId64
-                          " (max_position_embeddings)",
-                          first, last, config->max_position_embeddings - 1);
+        return assay_refuse(
+            ctx, "positions go from %" PRId64 " to %" PRId64 ", expected 0 to %" PRId64 " (max_position_embeddings)",
+            first, last, config->max_position_embeddings - 1);
     }
     return ASSAY_OK;
 }
@@ -48,10 +47,9 @@ static assay_status rotary_width_of(assay_context *ctx, const assay_model_config
     *width = 0;
     if (turned >= 2 && turned <= (double)m->head_dim) *width = (int64_t)turned;
     if (*width % 2 == 0 && *width > 0 && (double)*width == turned) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT,
-                      "partial_rotary_factor is %g, expected an even number of the %" PRId64
-                      " of a head (head_dim), found %g",
-                      m->partial_rotary_factor, m->head_dim, turned);
+    return assay_refuse(
+        ctx, "partial_rotary_factor is %g, expected an even number of the %" PRId64 " of a head (head_dim), found %g",
+        m->partial_rotary_factor, m->head_dim, turned);
 }
 
 assay_status assay_key_rope_config_of(assay_context *ctx, const assay_case *c, assay_rope_config *config)

@@ -102,29 +102,27 @@ static assay_status check_rounding(assay_context *ctx, const assay_case *c, cons
     const char *rounding = c->config.quant_scale_rounding.text;
     const bool up = strcmp(rounding, "up") == 0, nearest = strcmp(rounding, "nearest") == 0;
     if (nearest || format->scale == ASSAY_FLOAT8_E8M0FNU || (up && format->scale == ASSAY_FLOAT32)) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_scale_rounding is %s, expected %s: %s is %s", rounding,
-                      format->scale == ASSAY_FLOAT32 ? "nearest or up" : "nearest", of->path, format->name);
+    return assay_refuse(ctx, "quant_scale_rounding is %s, expected %s: %s is %s", rounding,
+                        format->scale == ASSAY_FLOAT32 ? "nearest or up" : "nearest", of->path, format->name);
 }
 
 static assay_status check_entry(assay_context *ctx, const assay_case *c, const assay_operation *operation,
                                 const assay_tensor_list *list, const assay_case_quant_format *given)
 {
     if (!operation->quantised) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "quant_formats has %s, expected none: op %s takes its operands as they are", given->path,
-                          c->op);
+        return assay_refuse(ctx, "quant_formats has %s, expected none: op %s takes its operands as they are",
+                            given->path, c->op);
     }
     for (int i = 0; i < list->count; i++) {
         const assay_tensor_entry *entry = &list->entries[i];
         if (!assay_role_is_input(entry->spec.role) || strcmp(given->path, entry->spec.path) != 0) continue;
         if (entry->operand.rows > 0) return check_rounding(ctx, c, given);
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_formats has %s, which is no operand of a product by itself",
-                          entry->spec.path);
+        return assay_refuse(ctx, "quant_formats has %s, which is no operand of a product by itself", entry->spec.path);
     }
-    return assay_fail(ctx, ASSAY_BAD_INPUT,
-                      "quant_formats has %s, which is no tensor of op %s with this configuration; see "
-                      "assay show %s",
-                      given->path, c->op, c->name);
+    return assay_refuse(ctx,
+                        "quant_formats has %s, which is no tensor of op %s with this configuration; see "
+                        "assay show %s",
+                        given->path, c->op, c->name);
 }
 
 /* Nothing is said of how it is filled that codes cannot be. */
@@ -132,7 +130,7 @@ static assay_status check_fill(assay_context *ctx, const assay_case *c, const as
 {
     const assay_case_input *given = assay_case_input_of(c, entry->spec.path);
     if (given == NULL || (!given->unused_nan && given->tail_nan_rows == 0)) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs.%s: rows of NaN are not quantised", given->path);
+    return assay_refuse(ctx, "inputs.%s: rows of NaN are not quantised", given->path);
 }
 
 assay_status assay_quantise_list(assay_context *ctx, const assay_case *c, const assay_operation *operation,

@@ -47,7 +47,7 @@ static assay_status unknown_operation(assay_context *ctx, const assay_case *c)
 {
     char names[256];
     assay_operation_names(names, sizeof names, NULL);
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: op is \"%s\", expected one of %s", c->name, c->op, names);
+    return assay_refuse(ctx, "%s: op is \"%s\", expected one of %s", c->name, c->op, names);
 }
 
 /* A mesh, a schedule and chunks belong to some operations alone: named rather than ignored. */
@@ -57,32 +57,31 @@ static assay_status check_common(assay_context *ctx, const assay_case *c, const 
     const bool one = c->mesh_data == 1 && c->mesh_fsdp == 1 && c->mesh_expert == 1 && c->mesh_tensor == 1 &&
                      c->mesh_mlp_tensor == 1 && c->mesh_fsdp_transpose == 1;
     if (!operation->mesh && !one) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "mesh is data %" PRId64 ", fsdp %" PRId64 ", expert %" PRId64 ", tensor %" PRId64
-                          ", mlp_tensor %" PRId64 ", fsdp_transpose %" PRId64
-                          ", expected 1, 1, 1, 1, 1, 1: op %s runs on one device",
-                          c->mesh_data, c->mesh_fsdp, c->mesh_expert, c->mesh_tensor, c->mesh_mlp_tensor,
-                          c->mesh_fsdp_transpose, c->op);
+        return assay_refuse(ctx,
+                            "mesh is data %" PRId64 ", fsdp %" PRId64 ", expert %" PRId64 ", tensor %" PRId64
+                            ", mlp_tensor %" PRId64 ", fsdp_transpose %" PRId64
+                            ", expected 1, 1, 1, 1, 1, 1: op %s runs on one device",
+                            c->mesh_data, c->mesh_fsdp, c->mesh_expert, c->mesh_tensor, c->mesh_mlp_tensor,
+                            c->mesh_fsdp_transpose, c->op);
     }
     if (!(operation->mesh && (operation->components & ASSAY_USES_EXPERTS) != 0) &&
         (m->use_ring_of_experts || m->num_moe_emb_chunks > 0 || m->num_moe_token_chunks > 1)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s needs experts on a mesh, which op %s does not have",
-                          m->use_ring_of_experts ? "use_ring_of_experts" : "num_moe_emb_chunks or num_moe_token_chunks",
-                          c->op);
+        return assay_refuse(
+            ctx, "%s needs experts on a mesh, which op %s does not have",
+            m->use_ring_of_experts ? "use_ring_of_experts" : "num_moe_emb_chunks or num_moe_token_chunks", c->op);
     }
     if (!operation->mesh && m->weights_on_shards) {
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_weights_on_shards, "false: op %s runs on one device", c->op);
     }
     if (m->function.text[0] != '\0' && strcmp(c->op, "batch_split") != 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "function is \"%s\", expected \"\": op %s is no single function",
-                          m->function.text, c->op);
+        return assay_refuse(ctx, "function is \"%s\", expected \"\": op %s is no single function", m->function.text,
+                            c->op);
     }
     if (c->only_layer >= 0 && !assay_is_stack(c)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "only_layer is %" PRId64 ": op %s is no stack of layers", c->only_layer,
-                          c->op);
+        return assay_refuse(ctx, "only_layer is %" PRId64 ": op %s is no stack of layers", c->only_layer, c->op);
     }
     if (c->dtype == ASSAY_INT32) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "dtype is int32, expected a float type");
+        return assay_refuse(ctx, "dtype is int32, expected a float type");
     }
     return ASSAY_OK;
 }
@@ -121,9 +120,8 @@ static assay_status check_inputs(assay_context *ctx, const assay_case *c, const 
 {
     for (int i = 0; i < c->input_count; i++) {
         if (names_tensor(list, c->inputs[i].path)) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "%s: inputs.%s is no tensor of op %s with this configuration; see assay show %s", c->name,
-                          c->inputs[i].path, c->op, c->name);
+        return assay_refuse(ctx, "%s: inputs.%s is no tensor of op %s with this configuration; see assay show %s",
+                            c->name, c->inputs[i].path, c->op, c->name);
     }
     return ASSAY_OK;
 }

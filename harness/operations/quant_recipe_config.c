@@ -10,10 +10,10 @@ static assay_status calibration_of(assay_context *ctx, int key, const assay_mode
     const assay_text *value = (const assay_text *)((const char *)m + assay_model_keys[key].offset);
     if (assay_calibration_of(value->text, to)) return ASSAY_OK;
     assay_model_key_text(&assay_model_keys[key], m, text, sizeof text);
-    return assay_fail(ctx, ASSAY_BAD_INPUT,
-                      "%s is %.80s, expected absmax, absmax,FACTOR, fixed,MAX or fixed,-MAX,MAX: quant_recipe %s has "
-                      "scales without a zero point, and the root of a mean is no exact number",
-                      assay_model_keys[key].name, text, m->quant_recipe.text);
+    return assay_refuse(ctx,
+                        "%s is %.80s, expected absmax, absmax,FACTOR, fixed,MAX or fixed,-MAX,MAX: quant_recipe %s has "
+                        "scales without a zero point, and the root of a mean is no exact number",
+                        assay_model_keys[key].name, text, m->quant_recipe.text);
 }
 
 assay_status assay_require_absmax(assay_context *ctx, const assay_model_config *m, const char *who, const char *why)
@@ -22,8 +22,8 @@ assay_status assay_require_absmax(assay_context *ctx, const assay_model_config *
          key <= ASSAY_KEY_AT_bwd_quantization_calibration_method; key++) {
         const assay_text *method = (const assay_text *)((const char *)m + assay_model_keys[key].offset);
         if (strcmp(method->text, "absmax") == 0) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %s, expected absmax: %s %s", assay_model_keys[key].name,
-                          method->text, who, why);
+        return assay_refuse(ctx, "%s is %s, expected absmax: %s %s", assay_model_keys[key].name, method->text, who,
+                            why);
     }
     return ASSAY_OK;
 }
@@ -46,8 +46,8 @@ static assay_status refuse_formats(assay_context *ctx, const assay_case *c, cons
     for (int i = 0; i < c->quant_format_count; i++) {
         const char *path = c->quant_formats[i].path;
         if (!forward && assay_role_of(path) != ASSAY_ROLE_COTANGENT) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_formats has %s, expected none: quant_recipe %s quantises it",
-                          path, recipe->name);
+        return assay_refuse(ctx, "quant_formats has %s, expected none: quant_recipe %s quantises it", path,
+                            recipe->name);
     }
     if (!forward || c->config.quant_hidden_format.text[0] == '\0') return ASSAY_OK;
     return assay_refuse_key(ctx, &c->config, ASSAY_KEY_AT_quant_hidden_format, "\"\": quant_recipe %s quantises h",
@@ -63,8 +63,8 @@ assay_status assay_quant_recipe_config_of(assay_context *ctx, const assay_case *
                                           .type = c->dtype};
     if (config->recipe == NULL) return ASSAY_OK;
     if (c->dtype != ASSAY_FLOAT32 && c->dtype != ASSAY_BFLOAT16 && c->dtype != ASSAY_FLOAT16) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "dtype is %s, expected float32, bfloat16 or float16: quant_recipe %s",
-                          assay_dtype_name(c->dtype), m->quant_recipe.text);
+        return assay_refuse(ctx, "dtype is %s, expected float32, bfloat16 or float16: quant_recipe %s",
+                            assay_dtype_name(c->dtype), m->quant_recipe.text);
     }
     if (assay_case_is_exact(c)) {
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_quant_recipe,
@@ -83,9 +83,8 @@ assay_status assay_refuse_cutting_off(assay_context *ctx, const char *layer, con
     for (int i = 0; config->recipe != NULL && i < 2; i++) {
         const int key = ASSAY_KEY_AT_act_quantization_calibration_method + i;
         if (calibrations[i]->fixed == 0 && calibrations[i]->factor == 1) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "%s is no absmax, expected absmax: the gradients of %s would be cut off at its range",
-                          assay_model_keys[key].name, layer);
+        return assay_refuse(ctx, "%s is no absmax, expected absmax: the gradients of %s would be cut off at its range",
+                            assay_model_keys[key].name, layer);
     }
     return ASSAY_OK;
 }

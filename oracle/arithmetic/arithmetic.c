@@ -160,9 +160,9 @@ assay_status assay_isa_from_environment(assay_context *ctx)
     const char *name = getenv("ASSAY_ISA");
     if (name == NULL || name[0] == '\0') return ASSAY_OK;
     if (!assay_isa_from_name(name, &ctx->isa))
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "ASSAY_ISA is \"%s\", expected scalar, avx2 or avx512", name);
+        return assay_refuse(ctx, "ASSAY_ISA is \"%s\", expected scalar, avx2 or avx512", name);
     if (!assay_isa_supported(ctx->isa)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "ASSAY_ISA is %s, which this processor does not have", name);
+        return assay_refuse(ctx, "ASSAY_ISA is %s, which this processor does not have", name);
     }
     return ASSAY_OK;
 }

@@ -30,7 +30,7 @@ static assay_status find_functions(assay_context *ctx, blas_functions *functions
         functions->set_threads = (set_threads_function *)dlsym(library, "openblas_set_num_threads");
         if (functions->dgemm != NULL && functions->set_threads != NULL) return ASSAY_OK;
     }
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "engine blas: OpenBLAS cannot be loaded: %.200s", dlerror());
+    return assay_refuse(ctx, "engine blas: OpenBLAS cannot be loaded: %.200s", dlerror());
 }
 
 static assay_status load(assay_context *ctx)
@@ -56,9 +56,8 @@ static assay_status blas_matmul(assay_context *ctx, const assay_matmul_args *arg
     blas_functions blas = {NULL, NULL};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         if (sizes[i] > INT_MAX) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "matmul: size %" PRId64 " is beyond this OpenBLAS's integers (at most %d)", sizes[i],
-                              INT_MAX);
+            return assay_refuse(ctx, "matmul: size %" PRId64 " is beyond this OpenBLAS's integers (at most %d)",
+                                sizes[i], INT_MAX);
         }
     }
     if (args->m == 0 || args->n == 0 || (args->k == 0 && args->accumulate)) return ASSAY_OK;

@@ -18,13 +18,12 @@ assay_status assay_checked_count(assay_context *ctx, const char *what, int rank,
     *count = 0;
     for (int axis = 0; axis < rank; axis++) {
         if (dims[axis] < 0) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: dimension %d is %" PRId64 ", expected 0 or more", what, axis,
-                              dims[axis]);
+            return assay_refuse(ctx, "%s: dimension %d is %" PRId64 ", expected 0 or more", what, axis, dims[axis]);
         }
         overflow |= __builtin_mul_overflow(product, dims[axis], &product);
     }
     if (overflow || product > INT64_MAX / LARGEST_ELEMENT) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: its size does not fit in 64 bits", what);
+        return assay_refuse(ctx, "%s: its size does not fit in 64 bits", what);
     }
     *count = product;
     return ASSAY_OK;
@@ -39,7 +38,7 @@ static assay_status alloc_block(assay_context *ctx, const char *what, int64_t co
     size_t bytes = 0;
     memcpy(out, &block, sizeof block);
     if (count < 0 || __builtin_mul_overflow((size_t)count, element_size, &bytes) || bytes > SIZE_MAX / 2 - HUGE_PAGE) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %" PRId64 " elements do not fit in memory", what, count);
+        return assay_refuse(ctx, "%s: %" PRId64 " elements do not fit in memory", what, count);
     }
     /* Large blocks in huge pages: touching them for the first time, 4 KiB at a time, took a tenth of a MoE block's run.
      */

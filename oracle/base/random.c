@@ -143,15 +143,15 @@ assay_status assay_random_check(assay_context *ctx, const assay_fill *fill, cons
     case ASSAY_CANCEL:
         break;
     default:
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: no distribution has the number %d", path, (int)fill->distribution);
+        return assay_refuse(ctx, "%s: no distribution has the number %d", path, (int)fill->distribution);
     }
     if (wanted == NULL) return ASSAY_OK;
     char text[128];
     assay_shape_text(shape, text, sizeof text);
     const bool affine = fill->distribution == ASSAY_RAMP || fill->distribution == ASSAY_BELL;
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s %s: distribution %s needs %s; %s is %g, %s %g", path, text,
-                      DISTRIBUTION_NAMES[fill->distribution], wanted, affine ? "mean" : "low",
-                      affine ? fill->mean : low, affine ? "scale" : "high", affine ? fill->scale : high);
+    return assay_refuse(ctx, "%s %s: distribution %s needs %s; %s is %g, %s %g", path, text,
+                        DISTRIBUTION_NAMES[fill->distribution], wanted, affine ? "mean" : "low",
+                        affine ? fill->mean : low, affine ? "scale" : "high", affine ? fill->scale : high);
 }
 
 /* All that the elements of one tensor depend on. */
@@ -341,12 +341,12 @@ assay_status assay_random_fill(assay_context *ctx, const assay_fill *fill, uint6
     if (status == ASSAY_OK) status = assay_random_check(ctx, fill, path, shape);
     if (status != ASSAY_OK) return status;
     if (fill->distribution >= ASSAY_EXPERTS) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: distribution %s is for int32 tensors", path,
-                          DISTRIBUTION_NAMES[fill->distribution]);
+        return assay_refuse(ctx, "%s: distribution %s is for int32 tensors", path,
+                            DISTRIBUTION_NAMES[fill->distribution]);
     }
     if (first < 0 || count < 0 || first > total || count > total - first) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: elements from %" PRId64 ", %" PRId64 " of them, of %" PRId64, path,
-                          first, count, total);
+        return assay_refuse(ctx, "%s: elements from %" PRId64 ", %" PRId64 " of them, of %" PRId64, path, first, count,
+                            total);
     }
     if (count == 0) return ASSAY_OK;
     const tensor_draw t = {.fill = fill,

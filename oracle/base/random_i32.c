@@ -93,9 +93,8 @@ static assay_status draw_elements(assay_context *ctx, const assay_fill *fill, ui
         if (status != ASSAY_OK) return status;
         for (int64_t i = 0; i < count; i++) {
             if (!(values[i] >= INT32_MIN && values[i] <= INT32_MAX && values[i] == rint(values[i]))) {
-                return assay_fail(ctx, ASSAY_BAD_INPUT,
-                                  "%s: element %" PRId64 " would be %g, expected a whole number of 32 bits", path,
-                                  first + i, values[i]);
+                return assay_refuse(ctx, "%s: element %" PRId64 " would be %g, expected a whole number of 32 bits",
+                                    path, first + i, values[i]);
             }
             out[first + i] = (int32_t)values[i];
         }
@@ -150,7 +149,7 @@ assay_status assay_random_fill_i32(assay_context *ctx, const assay_fill *fill, u
             out[i] = (int32_t)(fill->mean + fill->scale * (double)(i % shape->dims[shape->rank - 1]));
         return ASSAY_OK;
     default:
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: distribution %s does not make int32 tensors", path,
-                          assay_distribution_name(fill->distribution));
+        return assay_refuse(ctx, "%s: distribution %s does not make int32 tensors", path,
+                            assay_distribution_name(fill->distribution));
     }
 }

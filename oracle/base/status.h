@@ -44,6 +44,8 @@ typedef struct assay_context {
 /* Writes the message and returns `status`, so that `return assay_fail(...)` reads as one sentence. */
 assay_status assay_fail(assay_context *ctx, assay_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+/* Of what is given, and wrong. */
+#define assay_refuse(ctx, ...) assay_fail(ctx, ASSAY_BAD_INPUT, __VA_ARGS__)
 
 /* Evaluates a call; when it fails, jumps to the function's one cleanup label. Needs a local `status`. */
 #define TRY(call)                                                                                                      \

@@ -151,16 +151,14 @@ assay_status assay_gqa_check(assay_context *ctx, const assay_gqa_config *config)
     const assay_attention_config attention = attention_of(config);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         if (sizes[i].value >= 1) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %" PRId64 ", expected 1 or more", sizes[i].name, sizes[i].value);
+        return assay_refuse(ctx, "%s is %" PRId64 ", expected 1 or more", sizes[i].name, sizes[i].value);
     }
     MUST(assay_attention_check(ctx, &attention));
     if (!(config->epsilon >= 0)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "normalization_layer_epsilon is %g, expected 0 or more",
-                          config->epsilon);
+        return assay_refuse(ctx, "normalization_layer_epsilon is %g, expected 0 or more", config->epsilon);
     }
     if (!(config->query_scale > 0) || !isfinite(config->query_scale)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "query_pre_attn_scalar is %g, expected a number above 0",
-                          config->query_scale);
+        return assay_refuse(ctx, "query_pre_attn_scalar is %g, expected a number above 0", config->query_scale);
     }
     MUST(assay_rope_check(ctx, &config->rope));
     return check_counts(ctx, config);

@@ -106,7 +106,7 @@ static assay_status check_softmax_scale(assay_context *ctx, const assay_mla_conf
 {
     const double factor = config->rope.rope_factor;
     if (!isfinite(config->mscale)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "mscale is %g, expected a finite number", config->mscale);
+        return assay_refuse(ctx, "mscale is %g, expected a finite number", config->mscale);
     }
     if (!(config->query_scale >= 0) || !isfinite(config->query_scale)) {
         return assay_fail(
@@ -115,7 +115,7 @@ static assay_status check_softmax_scale(assay_context *ctx, const assay_mla_conf
             config->query_scale);
     }
     if (is_extended(&config->rope) && (!(factor > 0) || !isfinite(factor))) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "rope_factor is %g, expected a number above 0", factor);
+        return assay_refuse(ctx, "rope_factor is %g, expected a number above 0", factor);
     }
     return ASSAY_OK;
 }
@@ -153,13 +153,12 @@ assay_status assay_mla_check(assay_context *ctx, const assay_mla_config *config)
                  {"kv_lora_rank", config->kv_lora_rank, 1}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         if (sizes[i].value >= sizes[i].least) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %" PRId64 ", expected %" PRId64 " or more", sizes[i].name,
-                          sizes[i].value, sizes[i].least);
+        return assay_refuse(ctx, "%s is %" PRId64 ", expected %" PRId64 " or more", sizes[i].name, sizes[i].value,
+                            sizes[i].least);
     }
     if (!(config->epsilon >= 0)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "latent_norm_epsilon is %g, expected 0 or more (-1: as normalization_layer_epsilon)",
-                          config->epsilon);
+        return assay_refuse(ctx, "latent_norm_epsilon is %g, expected 0 or more (-1: as normalization_layer_epsilon)",
+                            config->epsilon);
     }
     MUST(assay_rope_check(ctx, &config->rope));
     MUST(check_softmax_scale(ctx, config));

@@ -317,7 +317,7 @@ static assay_status make_integers(assay_context *ctx, graph_run *r, const graph_
         if (step->hooks.result != NULL) step->hooks.result(c, 0, false);
         for (int64_t i = 0; i < count; i++) {
             if (!(fabs(c->y[0][i]) <= INT32_MAX))
-                return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has %.17g, expected 32 bits", path, c->y[0][i]);
+                return assay_refuse(ctx, "%s has %.17g, expected 32 bits", path, c->y[0][i]);
             r->chosen[choice][i] = (int32_t)c->y[0][i];
         }
     }

@@ -73,12 +73,10 @@ static assay_status check_groups(assay_context *ctx, const graph_call *c, const 
     if (c->step->in[GROUP_SIZES] == 0) return ASSAY_OK;
     for (int64_t i = 0; i < size->partition.groups; i++) {
         sum += rows[i];
-        if (rows[i] < 0)
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s[%" PRId64 "] is %d, expected 0 or more", name, i, rows[i]);
+        if (rows[i] < 0) return assay_refuse(ctx, "%s[%" PRId64 "] is %d, expected 0 or more", name, i, rows[i]);
     }
     if (sum <= size->m) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has %" PRId64 " rows in all, expected at most %" PRId64, name, sum,
-                      size->m);
+    return assay_refuse(ctx, "%s has %" PRId64 " rows in all, expected at most %" PRId64, name, sum, size->m);
 }
 
 /* Rows of a times the b of their group; those beyond are 0. */

@@ -20,24 +20,24 @@ static assay_status check_batch(assay_context *ctx, const assay_stack_config *co
     const int64_t factor = config->batch_split_factor, least = config->single ? 1 : SCAN_LAYERS;
     int64_t parts = 0;
     if (factor < 1 || factor > ASSAY_MOST_MICROBATCHES) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "batch_split_factor is %" PRId64 ", expected 1 to %d", factor,
-                          ASSAY_MOST_MICROBATCHES);
+        return assay_refuse(ctx, "batch_split_factor is %" PRId64 ", expected 1 to %d", factor,
+                            ASSAY_MOST_MICROBATCHES);
     }
     MUST(assay_checked_count(
         ctx, "mesh and batch_split_factor", 4,
         (int64_t[]){mesh->size[ASSAY_AXIS_DATA], mesh->size[ASSAY_AXIS_FSDP], mesh->size[ASSAY_AXIS_EXPERT], factor},
         &parts));
     if (config->mla.batch % parts != 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "batch is %" PRId64 ", expected a multiple of %" PRId64 " shards (mesh) times %" PRId64
-                          " (batch_split_factor)",
-                          config->mla.batch, parts / factor, factor);
+        return assay_refuse(ctx,
+                            "batch is %" PRId64 ", expected a multiple of %" PRId64 " shards (mesh) times %" PRId64
+                            " (batch_split_factor)",
+                            config->mla.batch, parts / factor, factor);
     }
     if (layers_of(config) < least) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "use_batch_split_schedule needs %" PRId64 " MoE layers or more, found %" PRId64
-                          " (base_num_decoder_layers - first_num_dense_layers)",
-                          least, layers_of(config));
+        return assay_refuse(ctx,
+                            "use_batch_split_schedule needs %" PRId64 " MoE layers or more, found %" PRId64
+                            " (base_num_decoder_layers - first_num_dense_layers)",
+                            least, layers_of(config));
     }
     return ASSAY_OK;
 }
@@ -45,8 +45,7 @@ static assay_status check_batch(assay_context *ctx, const assay_stack_config *co
 static assay_status require_multiple(assay_context *ctx, const char *key, int64_t value, const char *axis, int64_t size)
 {
     if (value % size == 0) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %" PRId64 ", expected a multiple of mesh.%s = %" PRId64, key, value,
-                      axis, size);
+    return assay_refuse(ctx, "%s is %" PRId64 ", expected a multiple of mesh.%s = %" PRId64, key, value, axis, size);
 }
 
 static assay_status check_mesh(assay_context *ctx, const assay_stack_config *config)
@@ -55,7 +54,7 @@ static assay_status check_mesh(assay_context *ctx, const assay_stack_config *con
     const int64_t *size = config->sharding.mesh.size, fsdp = size[ASSAY_AXIS_FSDP];
     for (int axis = 0; axis <= ASSAY_AXIS_EXPERT; axis++) {
         if (size[axis] >= 1) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "mesh.%s is %" PRId64 ", expected at least 1", axes[axis], size[axis]);
+        return assay_refuse(ctx, "mesh.%s is %" PRId64 ", expected at least 1", axes[axis], size[axis]);
     }
     MUST(require_multiple(ctx, "num_experts", config->moe.routing.num_experts, "expert", size[ASSAY_AXIS_EXPERT]));
     MUST(require_multiple(ctx, "base_emb_dim", config->mla.emb_dim, "fsdp", fsdp));
@@ -100,7 +99,7 @@ static const char *lacking(const assay_stack_config *config)
 assay_status assay_batch_split_check(assay_context *ctx, const assay_stack_config *config)
 {
     const char *wanted = lacking(config);
-    if (wanted != NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "use_batch_split_schedule needs %s", wanted);
+    if (wanted != NULL) return assay_refuse(ctx, "use_batch_split_schedule needs %s", wanted);
     MUST(check_mesh(ctx, config));
     return check_batch(ctx, config);
 }

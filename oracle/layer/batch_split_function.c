@@ -22,11 +22,11 @@ static assay_status check_dot(assay_context *ctx, const assay_function_config *c
     const bool dot = whole || strncmp(name, "shared_expert", 13) == 0 || strncmp(name, "expert_selection", 16) == 0;
     if (!dot) return ASSAY_OK;
     if (shards > 1 && whole)
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "the mesh has %" PRId64
-                          " shards, expected one: by %s the weight gradient of %s has scales of the "
-                          "rows of all",
-                          shards, r->recipe->name, name);
+        return assay_refuse(ctx,
+                            "the mesh has %" PRId64
+                            " shards, expected one: by %s the weight gradient of %s has scales of the "
+                            "rows of all",
+                            shards, r->recipe->name, name);
     if (r->x.fixed <= 0 && r->w.fixed <= 0 && r->x.factor >= 1 && r->w.factor >= 1) return ASSAY_OK;
     return assay_fail(
         ctx, ASSAY_BAD_INPUT,
@@ -47,8 +47,7 @@ static assay_status check_recipe(assay_context *ctx, const assay_function_config
             r->name, config->function->name);
     }
     if (r->dx_dy.scales != ASSAY_SCALES_BLOCKS) return check_dot(ctx, config);
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_recipe is %s, expected fp8_full: %s has no other", r->name,
-                      config->function->name);
+    return assay_refuse(ctx, "quant_recipe is %s, expected fp8_full: %s has no other", r->name, config->function->name);
 }
 
 assay_status assay_function_check(assay_context *ctx, const assay_function_config *config)
@@ -57,9 +56,8 @@ assay_status assay_function_check(assay_context *ctx, const assay_function_confi
     MUST(check_recipe(ctx, config));
     for (int i = 0; i < 3; i++) stacked |= config->function->bundles[i].lying == BS_STACKED;
     if (!stacked || config->layer_axis == 0 || config->layer_axis == 1) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT,
-                      "layer_axis is %" PRId64 ", expected 0 or 1: norms' scales have no other axis",
-                      config->layer_axis);
+    return assay_refuse(ctx, "layer_axis is %" PRId64 ", expected 0 or 1: norms' scales have no other axis",
+                        config->layer_axis);
 }
 
 static double products_of(const bs_run *run, const char *products, bool listed)

@@ -260,8 +260,8 @@ static assay_status layer_of(assay_context *ctx, const bs_call *c, int64_t *laye
 {
     *layer = c->b->indices[MB_OTHER_IN][0];
     if (*layer >= 0 && *layer < c->config.layers) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs/layer_idx is %d, expected 0 to %d (base_num_decoder_layers)",
-                      c->b->indices[MB_OTHER_IN][0], (int)c->config.layers - 1);
+    return assay_refuse(ctx, "inputs/layer_idx is %d, expected 0 to %d (base_num_decoder_layers)",
+                        c->b->indices[MB_OTHER_IN][0], (int)c->config.layers - 1);
 }
 
 /* A layer's weight, of those that are stacked along an axis: [blocks,layers,rest]. */

@@ -122,9 +122,8 @@ static assay_status halve(assay_context *ctx, const char *path, const double *an
     for (int64_t i = 0; i < count; i += 2) {
         half[i / 2] = angles[i];
         if (angles[i] == angles[i + 1]) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "%s[%" PRId64 "] is %g and the next one %g, expected the two of a pair to be equal", path, i,
-                          angles[i], angles[i + 1]);
+        return assay_refuse(ctx, "%s[%" PRId64 "] is %g and the next one %g, expected the two of a pair to be equal",
+                            path, i, angles[i], angles[i + 1]);
     }
     return ASSAY_OK;
 }

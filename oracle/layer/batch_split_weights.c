@@ -141,8 +141,7 @@ static assay_status refuse_foreign(assay_context *ctx, const bs_run *run, int64_
         if (row.kind == ASSAY_KERNEL) continue;
         row.folder = "moe/";
         path_of(run, layer, "weights/", &row, path);
-        if (in->has(in->self, path))
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: use_batch_split_schedule has none", path);
+        if (in->has(in->self, path)) return assay_refuse(ctx, "%s: use_batch_split_schedule has none", path);
     }
     return ASSAY_OK;
 }

@@ -20,18 +20,18 @@ static assay_status check_sizes(assay_context *ctx, const assay_stack_config *co
     const int64_t tokens = sizes.batch * sizes.sequence;
     const bool any_dense = config->dense_layers > 0, any_moe = any_moe_layers(config);
     if (any_dense && (config->mlp.emb_dim != sizes.emb_dim || config->mlp.rows != tokens || config->mlp.mlp_dim < 1)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "layer: the MLP has %" PRId64 " rows of %" PRId64 " and width %" PRId64 ", expected %" PRId64
-                          " of %" PRId64 " and 1 or more (mlp_dim)",
-                          config->mlp.rows, config->mlp.emb_dim, config->mlp.mlp_dim, tokens, sizes.emb_dim);
+        return assay_refuse(ctx,
+                            "layer: the MLP has %" PRId64 " rows of %" PRId64 " and width %" PRId64
+                            ", expected %" PRId64 " of %" PRId64 " and 1 or more (mlp_dim)",
+                            config->mlp.rows, config->mlp.emb_dim, config->mlp.mlp_dim, tokens, sizes.emb_dim);
     }
     if (any_moe && (moe->emb_dim != sizes.emb_dim || moe->routing.batch != sizes.batch ||
                     moe->routing.sequence != sizes.sequence)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "layer: the MoE block's batch, sequence or emb_dim is not the layer's");
+        return assay_refuse(ctx, "layer: the MoE block's batch, sequence or emb_dim is not the layer's");
     }
     if (any_moe && moe->routing.hash_rows > 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "layer: hash routing (first_num_hash_layers) needs input_ids, which a layer does not have");
+        return assay_refuse(ctx,
+                            "layer: hash routing (first_num_hash_layers) needs input_ids, which a layer does not have");
     }
     return ASSAY_OK;
 }
@@ -40,20 +40,19 @@ assay_status assay_stack_check(assay_context *ctx, const assay_stack_config *con
 {
     if (config->layers < 1 || config->dense_layers < 0 || config->dense_layers > config->layers ||
         config->first_layer < 0 || config->first_layer >= config->layers || (config->single && config->layers != 1)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "stack: %" PRId64 " layers, %" PRId64 " of them dense, expected 1 or more and 0 to all",
-                          config->layers, config->dense_layers);
+        return assay_refuse(ctx,
+                            "stack: %" PRId64 " layers, %" PRId64 " of them dense, expected 1 or more and 0 to all",
+                            config->layers, config->dense_layers);
     }
     if (!(config->epsilon >= 0)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "normalization_layer_epsilon is %g, expected 0 or more",
-                          config->epsilon);
+        return assay_refuse(ctx, "normalization_layer_epsilon is %g, expected 0 or more", config->epsilon);
     }
     if (config->attention == ASSAY_LAYER_MLA) MUST(assay_mla_check(ctx, &config->mla));
     if (config->attention == ASSAY_LAYER_GQA) MUST(assay_gqa_check(ctx, &config->gqa));
     MUST(check_sizes(ctx, config));
     if (config->batch_split_factor > 0 && any_moe_layers(config)) MUST(assay_moe_check(ctx, &config->moe));
     if (config->batch_split_factor > 0 && config->attention != ASSAY_LAYER_MLA) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "stack: the batch-split schedule has multi-head latent attention");
+        return assay_refuse(ctx, "stack: the batch-split schedule has multi-head latent attention");
     }
     if (config->batch_split_factor > 0) return assay_batch_split_check(ctx, config);
     return any_moe_layers(config) ? assay_sharded_moe_check(ctx, &config->moe, &config->sharding) : ASSAY_OK;
@@ -160,7 +159,7 @@ assay_status assay_stack_run(assay_context *ctx, const assay_stack_config *confi
     double *x = NULL;
     TRY(begin(ctx, &run, &x));
     if (run.segment_ids != NULL && config->batch_split_factor > 0) {
-        status = assay_fail(ctx, ASSAY_BAD_INPUT, "inputs/segment_ids: use_batch_split_schedule has none");
+        status = assay_refuse(ctx, "inputs/segment_ids: use_batch_split_schedule has none");
         goto cleanup;
     }
     if (wants_backward(&run)) TRY(assay_remat_open(ctx, &run.store, &config->policy, items_of(config)));

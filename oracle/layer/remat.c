@@ -73,7 +73,7 @@ static assay_status find_preset(assay_context *ctx, const char *name, const pres
         const size_t used = strlen(names);
         snprintf(names + used, sizeof names - used, "%s%s", i > 0 ? ", " : "", presets[i].name);
     }
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "remat_policy is \"%.60s\", expected one of %s", name, names);
+    return assay_refuse(ctx, "remat_policy is \"%.60s\", expected one of %s", name, names);
 }
 
 static assay_status find_action(assay_context *ctx, const char *name, const char *text, assay_remat_action *action)
@@ -82,7 +82,7 @@ static assay_status find_action(assay_context *ctx, const char *name, const char
         *action = (assay_remat_action)i;
         if (strcmp(action_texts[i], text) == 0) return ASSAY_OK;
     }
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is \"%s\", expected remat, device or offload", name, text);
+    return assay_refuse(ctx, "%s is \"%s\", expected remat, device or offload", name, text);
 }
 
 assay_status assay_remat_policy_make(assay_context *ctx, assay_remat_policy *policy, const char *preset_name,
@@ -101,8 +101,8 @@ assay_status assay_remat_policy_make(assay_context *ctx, assay_remat_policy *pol
         if (own != ASSAY_REMAT || routed) policy->action[name] = own;
     }
     if (policy->action[ASSAY_REMAT_DECODER_LAYER_INPUT] == ASSAY_REMAT) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "decoder_layer_input is \"remat\", expected device or offload: backward starts from it");
+        return assay_refuse(ctx,
+                            "decoder_layer_input is \"remat\", expected device or offload: backward starts from it");
     }
     return ASSAY_OK;
 }

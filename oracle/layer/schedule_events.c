@@ -94,7 +94,7 @@ static assay_status refuse(assay_context *ctx, int64_t pass, int64_t stage, int6
                            const char *what)
 {
     const int32_t event[] = {(int32_t)pass, (int32_t)stage, (int32_t)layer, (int32_t)microbatch};
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "schedule: %s %s", assay_event_name_of(event).text, what);
+    return assay_refuse(ctx, "schedule: %s %s", assay_event_name_of(event).text, what);
 }
 
 static assay_status fill(assay_context *ctx, assay_timetable *t, const int32_t *events, int64_t count)
@@ -109,10 +109,10 @@ static assay_status fill(assay_context *ctx, assay_timetable *t, const int32_t *
             known && (e[PASS] == 0 ? is_forward(e[STAGE]) : is_backward(e[STAGE])) &&
             (is_collective(e[STAGE]) ? e[MICROBATCH] == -1 : e[MICROBATCH] >= 0 && e[MICROBATCH] < dims->factor);
         if (!fits) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "schedule: event %" PRId64 " is {%" PRId32 ", %" PRId32 ", %" PRId32 ", %" PRId32
-                              "}, no event of such a schedule",
-                              i, e[PASS], e[STAGE], e[LAYER], e[MICROBATCH]);
+            return assay_refuse(ctx,
+                                "schedule: event %" PRId64 " is {%" PRId32 ", %" PRId32 ", %" PRId32 ", %" PRId32
+                                "}, no event of such a schedule",
+                                i, e[PASS], e[STAGE], e[LAYER], e[MICROBATCH]);
         }
         int64_t *at = assay_timetable_slot(t, e[PASS], e[STAGE], layer, e[MICROBATCH]);
         if (*at >= 0) return refuse(ctx, e[PASS], e[STAGE], e[LAYER], e[MICROBATCH], "is there twice");

@@ -50,9 +50,9 @@ assay_status assay_schedule_check_groups(assay_context *ctx, const int32_t *even
         const int32_t *event = events + i * ASSAY_EVENT_FIELDS;
         const int32_t group = group_of(event, dims);
         if (groups[i] == group) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "schedule: %s is in scheduling group %" PRId32 ", expected %" PRId32 "%s",
-                          assay_event_name_of(event).text, groups[i], group, group == ASSAY_NO_GROUP ? " (none)" : "");
+        return assay_refuse(ctx, "schedule: %s is in scheduling group %" PRId32 ", expected %" PRId32 "%s",
+                            assay_event_name_of(event).text, groups[i], group,
+                            group == ASSAY_NO_GROUP ? " (none)" : "");
     }
     return ASSAY_OK;
 }
@@ -130,7 +130,7 @@ static assay_status locate(assay_context *ctx, const assay_timetable *t, int row
         const int64_t at = *assay_timetable_slot(t, pass, stage, ends->layer[end], ends->microbatch[end]);
         const int32_t event[] = {pass, stage, (int32_t)(ends->layer[end] + t->dims->first_layer),
                                  (int32_t)ends->microbatch[end]};
-        if (at < 0) return assay_fail(ctx, ASSAY_BAD_INPUT, "schedule: %s is missing", assay_event_name_of(event).text);
+        if (at < 0) return assay_refuse(ctx, "schedule: %s is missing", assay_event_name_of(event).text);
         barrier[end] = (int32_t)at;
     }
     return ASSAY_OK;
@@ -169,17 +169,15 @@ static assay_status hold(assay_context *ctx, const int32_t *events, const int32_
     const assay_event_name second = assay_event_name_of(events + (int64_t)wanted[1] * ASSAY_EVENT_FIELDS);
     const int order = by_positions(found, wanted);
     if (wanted[0] > wanted[1]) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "schedule: %s moved across the barrier behind %s", second.text,
-                          first.text);
+        return assay_refuse(ctx, "schedule: %s moved across the barrier behind %s", second.text, first.text);
     }
     if (order < 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "schedule: there is no barrier between events %" PRId32 " and %" PRId32 " of such a schedule",
-                          found[0], found[1]);
+        return assay_refuse(
+            ctx, "schedule: there is no barrier between events %" PRId32 " and %" PRId32 " of such a schedule",
+            found[0], found[1]);
     }
     if (order > 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "schedule: the barrier between %s and %s is missing", first.text,
-                          second.text);
+        return assay_refuse(ctx, "schedule: the barrier between %s and %s is missing", first.text, second.text);
     }
     return ASSAY_OK;
 }

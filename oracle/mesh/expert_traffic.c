@@ -46,9 +46,9 @@ assay_status assay_local_permute(assay_context *ctx, int32_t *local_sorted_indic
     MUST(assay_alloc_i32(ctx, "experts of rows", args->rows, &labels));
     MUST(assay_alloc_i32(ctx, "places of rows", local + 2, &places));
     if (!label_rows(labels, local_group_sizes, received, args) && !args->truncate) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "moe: shard %" PRId64 " of mesh.expert is sent more rows than the %" PRId64 " of its buffer",
-                          args->shard, args->rows);
+        return assay_refuse(
+            ctx, "moe: shard %" PRId64 " of mesh.expert is sent more rows than the %" PRId64 " of its buffer",
+            args->shard, args->rows);
     }
     memset(places, 0, (size_t)(local + 2) * sizeof *places);
     for (int64_t row = 0; row < args->rows; row++) places[labels[row] + 1]++;

@@ -59,8 +59,8 @@ assay_status assay_head_shards_check(assay_context *ctx, const char *name, const
     };
     for (size_t i = 0; i < sizeof divided / sizeof *divided; i++) {
         if (divided[i].size % divided[i].parts == 0) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s is %" PRId64 ", expected a multiple of %s, which is %" PRId64,
-                          name, divided[i].what, divided[i].size, divided[i].axes, divided[i].parts);
+        return assay_refuse(ctx, "%s: %s is %" PRId64 ", expected a multiple of %s, which is %" PRId64, name,
+                            divided[i].what, divided[i].size, divided[i].axes, divided[i].parts);
     }
     return ASSAY_OK;
 }

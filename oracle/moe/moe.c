@@ -15,23 +15,22 @@ static assay_status check_path(assay_context *ctx, const assay_moe_config *confi
     switch (config->path) {
     case ASSAY_MOE_DROPPING:
         if (!(config->capacity_factor > 0) || !isfinite(config->capacity_factor)) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: capacity_factor is %g, expected a number above 0",
-                              config->capacity_factor);
+            return assay_refuse(ctx, "moe: capacity_factor is %g, expected a number above 0", config->capacity_factor);
         }
         if (routing->family == ASSAY_ROUTER_LLAMA4) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: llama4 has no token dropping, found capacity_factor %g",
-                              config->capacity_factor);
+            return assay_refuse(ctx, "moe: llama4 has no token dropping, found capacity_factor %g",
+                                config->capacity_factor);
         }
         break;
     case ASSAY_MOE_FUSED:
         if (!config->fused_weights) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: fused_moe_func needs prefuse_moe_weights=true");
+            return assay_refuse(ctx, "moe: fused_moe_func needs prefuse_moe_weights=true");
         }
         if (choices % FUSED_TILE != 0) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "fused_moe_func needs batch*sequence*num_experts_per_tok to be a multiple of %d, found "
-                              "%" PRId64,
-                              FUSED_TILE, choices);
+            return assay_refuse(ctx,
+                                "fused_moe_func needs batch*sequence*num_experts_per_tok to be a multiple of %d, found "
+                                "%" PRId64,
+                                FUSED_TILE, choices);
         }
         break;
     case ASSAY_MOE_DENSE:
@@ -39,16 +38,16 @@ static assay_status check_path(assay_context *ctx, const assay_moe_config *confi
         break;
     }
     if (fused_family != (config->path == ASSAY_MOE_FUSED)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: the router of fused_moe_func and its path come together");
+        return assay_refuse(ctx, "moe: the router of fused_moe_func and its path come together");
     }
     if (config->physical_experts > 0 && (config->path != ASSAY_MOE_SPARSE || config->fused_shared_experts > 0)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "moe: %" PRId64 " physical experts need sparse_matmul=true, fused_moe_func=false and "
-                          "num_fused_shared_experts=0",
-                          config->physical_experts);
+        return assay_refuse(ctx,
+                            "moe: %" PRId64 " physical experts need sparse_matmul=true, fused_moe_func=false and "
+                            "num_fused_shared_experts=0",
+                            config->physical_experts);
     }
     if (config->fused_weights && (config->path == ASSAY_MOE_DENSE || config->path == ASSAY_MOE_DROPPING)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "prefuse_moe_weights needs sparse_matmul=true");
+        return assay_refuse(ctx, "prefuse_moe_weights needs sparse_matmul=true");
     }
     return ASSAY_OK;
 }
@@ -58,10 +57,10 @@ static assay_status check_sizes(assay_context *ctx, const assay_moe_config *conf
     const assay_routing_config *routing = &config->routing;
     int64_t dim = config->emb_dim, width = config->moe_mlp_dim, shared = config->shared_mlp_dim, tokens = 0, count = 0;
     if (dim < 1 || width < 1 || shared < 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "moe: emb_dim %" PRId64 ", moe_mlp_dim %" PRId64 ", width of the shared expert %" PRId64
-                          ", expected at least 1, 1 and 0",
-                          dim, width, shared);
+        return assay_refuse(ctx,
+                            "moe: emb_dim %" PRId64 ", moe_mlp_dim %" PRId64 ", width of the shared expert %" PRId64
+                            ", expected at least 1, 1 and 0",
+                            dim, width, shared);
     }
     MUST(assay_checked_count(ctx, "batch*sequence", 2, (int64_t[]){routing->batch, routing->sequence}, &tokens));
     MUST(assay_checked_count(ctx, "weights/wi", 4, (int64_t[]){assay_moe_experts(config), dim, 2, width}, &count));
@@ -81,23 +80,22 @@ static assay_status check_forms(assay_context *ctx, const assay_moe_config *conf
                                               : "apply_routed_scaling_factor_on_output";
     if (!late && !fused && !config->weight_on_input) return ASSAY_OK;
     if (config->path != ASSAY_MOE_SPARSE || config->routing.family == ASSAY_ROUTER_LLAMA4) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "moe: %s needs sparse_matmul=true, and neither fused_moe_func nor llama4", key);
+        return assay_refuse(ctx, "moe: %s needs sparse_matmul=true, and neither fused_moe_func nor llama4", key);
     }
     if (fused && config->glu != ASSAY_GLU_PLAIN) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "moe: num_fused_shared_experts needs experts without a clamp, which shared ones do not have");
+        return assay_refuse(
+            ctx, "moe: num_fused_shared_experts needs experts without a clamp, which shared ones do not have");
     }
     if (config->fused_shared_experts < 0 || (fused && config->shared_mlp_dim > 0)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "moe: %" PRId64 " fused shared experts beside one of width %" PRId64
-                          ", expected one of the two to be 0",
-                          config->fused_shared_experts, config->shared_mlp_dim);
+        return assay_refuse(ctx,
+                            "moe: %" PRId64 " fused shared experts beside one of width %" PRId64
+                            ", expected one of the two to be 0",
+                            config->fused_shared_experts, config->shared_mlp_dim);
     }
     if (late && (!isfinite(config->late_factor) || config->weight_on_input)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: a factor of %g behind the experts%s", config->late_factor,
-                          config->weight_on_input ? ", and routing weights before them: expected one of the two"
-                                                  : ", expected a finite number other than 0");
+        return assay_refuse(ctx, "moe: a factor of %g behind the experts%s", config->late_factor,
+                            config->weight_on_input ? ", and routing weights before them: expected one of the two"
+                                                    : ", expected a finite number other than 0");
     }
     return ASSAY_OK;
 }
@@ -108,18 +106,16 @@ static assay_status check_local(assay_context *ctx, const assay_moe_config *conf
     const int64_t experts = config->routing.num_experts;
     if (count == 0 && offset == 0) return ASSAY_OK;
     if (count < 1 || offset < 0 || count > experts || offset > experts - count) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "local_num_experts is %" PRId64 " and local_expert_offset %" PRId64
-                          ", expected at least 1 and 0, and at most num_experts=%" PRId64 " together",
-                          count, offset, experts);
+        return assay_refuse(ctx,
+                            "local_num_experts is %" PRId64 " and local_expert_offset %" PRId64
+                            ", expected at least 1 and 0, and at most num_experts=%" PRId64 " together",
+                            count, offset, experts);
     }
     if (config->path == ASSAY_MOE_DENSE || config->path == ASSAY_MOE_DROPPING) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "local_num_experts needs sparse_matmul=true, found sparse_matmul=false");
+        return assay_refuse(ctx, "local_num_experts needs sparse_matmul=true, found sparse_matmul=false");
     }
     if (config->fused_shared_experts > 0 || config->physical_experts > 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "local_num_experts needs num_fused_shared_experts=0 and num_redundant_experts=0");
+        return assay_refuse(ctx, "local_num_experts needs num_fused_shared_experts=0 and num_redundant_experts=0");
     }
     return ASSAY_OK;
 }
@@ -132,8 +128,7 @@ assay_status assay_moe_check(assay_context *ctx, const assay_moe_config *config)
     MUST(check_forms(ctx, config));
     MUST(check_local(ctx, config));
     if (config->glu != ASSAY_GLU_PLAIN && !(config->limit > 0)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: mlp_activations_limit is %g, expected a number above 0",
-                          config->limit);
+        return assay_refuse(ctx, "moe: mlp_activations_limit is %g, expected a number above 0", config->limit);
     }
     return ASSAY_OK;
 }

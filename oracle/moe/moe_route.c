@@ -96,9 +96,9 @@ static assay_status read_expert_map(assay_context *ctx, const moe_block *block, 
             if (here) taken[map[e]] = true;
             continue;
         }
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "%s[%" PRId64 "] is %" PRId32 ", expected -1, or each number from 0 to %" PRId64 " once",
-                          path, e, map[e], block->local_experts - 1);
+        return assay_refuse(ctx,
+                            "%s[%" PRId64 "] is %" PRId32 ", expected -1, or each number from 0 to %" PRId64 " once",
+                            path, e, map[e], block->local_experts - 1);
     }
     return ASSAY_OK;
 }

@@ -14,8 +14,7 @@ static assay_status count_copies(assay_context *ctx, const assay_permute_dims *d
     const int64_t shape[] = {dims->tokens, dims->experts_per_token};
     MUST(assay_checked_count(ctx, "selected_experts", 2, shape, copies));
     if (*copies <= INT32_MAX) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "%" PRId64 " copies of tokens, expected at most %" PRId32, *copies,
-                      INT32_MAX);
+    return assay_refuse(ctx, "%" PRId64 " copies of tokens, expected at most %" PRId32, *copies, INT32_MAX);
 }
 
 static assay_status count_groups(assay_context *ctx, int32_t *group_sizes, const int32_t *selected_experts,
@@ -25,9 +24,9 @@ static assay_status count_groups(assay_context *ctx, int32_t *group_sizes, const
     for (int64_t i = 0; i < copies; i++) {
         const int32_t expert = selected_experts[i];
         if (expert < ASSAY_NO_EXPERT || expert >= dims->experts) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "selected_experts[%" PRId64 ",%" PRId64 "] is %" PRId32 ", expected -1 to %" PRId64,
-                              i / dims->experts_per_token, i % dims->experts_per_token, expert, dims->experts - 1);
+            return assay_refuse(ctx,
+                                "selected_experts[%" PRId64 ",%" PRId64 "] is %" PRId32 ", expected -1 to %" PRId64,
+                                i / dims->experts_per_token, i % dims->experts_per_token, expert, dims->experts - 1);
         }
         if (expert != ASSAY_NO_EXPERT) group_sizes[expert]++;
     }
@@ -65,19 +64,19 @@ static assay_status place_copies(assay_context *ctx, const char *path, const int
     for (int64_t i = 0; i < copies; i++) place[i] = -1;
     for (int64_t j = 0; j < copies; j++) {
         if (order[j] < 0 || order[j] >= copies) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s[%" PRId64 "] is %" PRId32 ", expected 0 to %" PRId64, path, j,
-                              order[j], copies - 1);
+            return assay_refuse(ctx, "%s[%" PRId64 "] is %" PRId32 ", expected 0 to %" PRId64, path, j, order[j],
+                                copies - 1);
         }
         if (place[order[j]] >= 0 && again < 0) again = j;
         if (place[order[j]] < 0) place[order[j]] = (int32_t)j;
     }
     if (again < 0) return ASSAY_OK;
     while (place[missing] >= 0) missing++;
-    return assay_fail(ctx, ASSAY_BAD_INPUT,
-                      "%s[%" PRId64 "] is %" PRId32 ", which stands at %" PRId32 " already; %" PRId64 " (token %" PRId64
-                      ", slot %" PRId64 ") is missing",
-                      path, again, order[again], place[order[again]], missing, missing / experts_per_token,
-                      missing % experts_per_token);
+    return assay_refuse(ctx,
+                        "%s[%" PRId64 "] is %" PRId32 ", which stands at %" PRId32 " already; %" PRId64
+                        " (token %" PRId64 ", slot %" PRId64 ") is missing",
+                        path, again, order[again], place[order[again]], missing, missing / experts_per_token,
+                        missing % experts_per_token);
 }
 
 assay_status assay_permute_check_order(assay_context *ctx, const char *path, const int32_t *order,
@@ -92,11 +91,11 @@ assay_status assay_permute_check_order(assay_context *ctx, const char *path, con
     for (int64_t j = 0; j < copies; j++) {
         while (j >= end && group + 1 < dims->experts) end += group_sizes[++group];
         if (expert_of[order[j]] == group) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "%s[%" PRId64 "] is %" PRId32 " (token %" PRId64 ", slot %" PRId64 ") of expert %" PRId32
-                          ", among the rows of expert %" PRId64,
-                          path, j, order[j], order[j] / dims->experts_per_token, order[j] % dims->experts_per_token,
-                          expert_of[order[j]], group);
+        return assay_refuse(ctx,
+                            "%s[%" PRId64 "] is %" PRId32 " (token %" PRId64 ", slot %" PRId64 ") of expert %" PRId32
+                            ", among the rows of expert %" PRId64,
+                            path, j, order[j], order[j] / dims->experts_per_token, order[j] % dims->experts_per_token,
+                            expert_of[order[j]], group);
     }
     return ASSAY_OK;
 }
@@ -112,10 +111,10 @@ static assay_status invert(assay_context *ctx, int32_t **place, const int32_t *o
     for (int64_t j = 0; j < copies; j++) {
         if (order[j] == ASSAY_NO_EXPERT) continue;
         if (order[j] < 0 || order[j] >= copies || inverse[order[j]] >= 0) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "sorted_selected_experts[%" PRId64 "] is %" PRId32
-                              ", expected each number from 0 to %" PRId64 " once, or -1",
-                              j, order[j], copies - 1);
+            return assay_refuse(ctx,
+                                "sorted_selected_experts[%" PRId64 "] is %" PRId32
+                                ", expected each number from 0 to %" PRId64 " once, or -1",
+                                j, order[j], copies - 1);
         }
         inverse[order[j]] = (int32_t)j;
     }

@@ -15,9 +15,8 @@ assay_status assay_replicas_make(assay_context *ctx, assay_replicas *r, const in
     TRY(assay_alloc_i32(ctx, "replicas", physical, &r->place));
     for (int64_t p = 0; p < physical; p++) {
         if (physical_to_logical[p] >= 0 && physical_to_logical[p] < experts) continue;
-        status = assay_fail(ctx, ASSAY_BAD_INPUT,
-                            "physical_to_logical_map[%" PRId64 "] is %" PRId32 ", expected 0 to %" PRId64, p,
-                            physical_to_logical[p], experts - 1);
+        status = assay_refuse(ctx, "physical_to_logical_map[%" PRId64 "] is %" PRId32 ", expected 0 to %" PRId64, p,
+                              physical_to_logical[p], experts - 1);
         goto cleanup;
     }
     r->first[0] = 0;
@@ -30,9 +29,8 @@ assay_status assay_replicas_make(assay_context *ctx, assay_replicas *r, const in
         }
         const int64_t replicas = next - r->first[e];
         if (replicas == 0) {
-            status =
-                assay_fail(ctx, ASSAY_BAD_INPUT,
-                           "physical_to_logical_map has no replica of expert %" PRId64 ", expected one or more", e);
+            status = assay_refuse(
+                ctx, "physical_to_logical_map has no replica of expert %" PRId64 ", expected one or more", e);
             goto cleanup;
         }
         r->first[e + 1] = next;

@@ -87,26 +87,23 @@ static assay_status check_sizes(assay_context *ctx, const assay_routing_config *
 {
     int64_t count = 0;
     if (c->batch < 1 || c->sequence < 1) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "routing: batch=%" PRId64 " and sequence=%" PRId64 ", expected 1 or more of each", c->batch,
-                          c->sequence);
+        return assay_refuse(ctx, "routing: batch=%" PRId64 " and sequence=%" PRId64 ", expected 1 or more of each",
+                            c->batch, c->sequence);
     }
     if (c->num_experts < 1 || c->num_experts > INT32_MAX) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "routing: num_experts=%" PRId64 ", expected 1 to 2147483647",
-                          c->num_experts);
+        return assay_refuse(ctx, "routing: num_experts=%" PRId64 ", expected 1 to 2147483647", c->num_experts);
     }
     if (c->num_experts_per_tok < 1 || c->num_experts_per_tok > c->num_experts) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "routing: num_experts_per_tok=%" PRId64 ", expected 1 to num_experts=%" PRId64,
-                          c->num_experts_per_tok, c->num_experts);
+        return assay_refuse(ctx, "routing: num_experts_per_tok=%" PRId64 ", expected 1 to num_experts=%" PRId64,
+                            c->num_experts_per_tok, c->num_experts);
     }
     assay_status status = assay_checked_count(ctx, "routing: logits [batch,sequence,num_experts]", 3,
                                               (int64_t[]){c->batch, c->sequence, c->num_experts}, &count);
     if (status == ASSAY_OK && c->batch * c->sequence > INT32_MAX / c->num_experts_per_tok) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "routing: batch=%" PRId64 " * sequence=%" PRId64 " * num_experts_per_tok=%" PRId64
-                          " choices, expected at most 2147483647 (positions are int32)",
-                          c->batch, c->sequence, c->num_experts_per_tok);
+        return assay_refuse(ctx,
+                            "routing: batch=%" PRId64 " * sequence=%" PRId64 " * num_experts_per_tok=%" PRId64
+                            " choices, expected at most 2147483647 (positions are int32)",
+                            c->batch, c->sequence, c->num_experts_per_tok);
     }
     return status;
 }
@@ -116,32 +113,29 @@ static assay_status check_groups(assay_context *ctx, const assay_routing_config 
     const int64_t groups = c->n_routing_groups, kept = c->topk_routing_group, summed = c->top_k_in_group;
     const bool sums = groups != -1 && c->group_score == ASSAY_GROUP_TOP2_SUM;
     if (summed != 0 && summed != 2 && !sums) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "routing: top_k_in_group=%" PRId64 ", expected 2: there are no groups with a sum of scores",
-                          summed);
+        return assay_refuse(
+            ctx, "routing: top_k_in_group=%" PRId64 ", expected 2: there are no groups with a sum of scores", summed);
     }
     if (groups == -1) return ASSAY_OK;
     if (groups < 1 || c->num_experts % groups != 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "routing: n_routing_groups=%" PRId64
-                          ", expected -1 (no groups) or a divisor of num_experts=%" PRId64,
-                          groups, c->num_experts);
+        return assay_refuse(
+            ctx, "routing: n_routing_groups=%" PRId64 ", expected -1 (no groups) or a divisor of num_experts=%" PRId64,
+            groups, c->num_experts);
     }
     if (summed < 0 || (summed > 2 && summed > c->num_experts / groups)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "routing: top_k_in_group=%" PRId64 ", expected 1 to the %" PRId64 " experts of a group",
-                          summed, c->num_experts / groups);
+        return assay_refuse(ctx,
+                            "routing: top_k_in_group=%" PRId64 ", expected 1 to the %" PRId64 " experts of a group",
+                            summed, c->num_experts / groups);
     }
     if (kept < 1 || kept > groups) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "routing: topk_routing_group=%" PRId64 ", expected 1 to n_routing_groups=%" PRId64, kept,
-                          groups);
+        return assay_refuse(ctx, "routing: topk_routing_group=%" PRId64 ", expected 1 to n_routing_groups=%" PRId64,
+                            kept, groups);
     }
     if (kept * (c->num_experts / groups) < c->num_experts_per_tok) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "routing: topk_routing_group=%" PRId64 " of n_routing_groups=%" PRId64 " leaves %" PRId64
-                          " of num_experts=%" PRId64 ", fewer than num_experts_per_tok=%" PRId64,
-                          kept, groups, kept * (c->num_experts / groups), c->num_experts, c->num_experts_per_tok);
+        return assay_refuse(ctx,
+                            "routing: topk_routing_group=%" PRId64 " of n_routing_groups=%" PRId64 " leaves %" PRId64
+                            " of num_experts=%" PRId64 ", fewer than num_experts_per_tok=%" PRId64,
+                            kept, groups, kept * (c->num_experts / groups), c->num_experts, c->num_experts_per_tok);
     }
     return ASSAY_OK;
 }
@@ -161,13 +155,12 @@ static assay_status check_numbers(assay_context *ctx, const assay_routing_config
     };
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         if (!isfinite(numbers[i].value) || !(numbers[i].signed_value || numbers[i].value >= 0.0)) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "routing: %s=%g, expected a finite number%s", numbers[i].key,
-                              numbers[i].value, numbers[i].signed_value ? "" : " of 0 or more");
+            return assay_refuse(ctx, "routing: %s=%g, expected a finite number%s", numbers[i].key, numbers[i].value,
+                                numbers[i].signed_value ? "" : " of 0 or more");
         }
     }
     if (c->hash_rows < 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "routing: %" PRId64 " rows of tid2eid, expected 0 or more",
-                          c->hash_rows);
+        return assay_refuse(ctx, "routing: %" PRId64 " rows of tid2eid, expected 0 or more", c->hash_rows);
     }
     return ASSAY_OK;
 }
@@ -179,25 +172,22 @@ assay_status assay_routing_check(assay_context *ctx, const assay_routing_config 
     const bool deepseek = family == ASSAY_ROUTER_DEEPSEEK3 || family == ASSAY_ROUTER_DEEPSEEK2;
     MUST(check_numbers(ctx, c, deepseek));
     if (family == ASSAY_ROUTER_LLAMA4 && (c->num_experts_per_tok != 1 || c->norm_topk_prob)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "routing: llama4 with num_experts_per_tok=%" PRId64
-                          " and norm_topk_prob=%s, expected 1 and false",
-                          c->num_experts_per_tok, c->norm_topk_prob ? "true" : "false");
+        return assay_refuse(
+            ctx, "routing: llama4 with num_experts_per_tok=%" PRId64 " and norm_topk_prob=%s, expected 1 and false",
+            c->num_experts_per_tok, c->norm_topk_prob ? "true" : "false");
     }
     if (c->norm_topk_epsilon > 0.0 && !assay_routing_divides(c)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "routing: norm_topk_epsilon=%g, expected 0: weights are not divided by their sum",
-                          c->norm_topk_epsilon);
+        return assay_refuse(ctx, "routing: norm_topk_epsilon=%g, expected 0: weights are not divided by their sum",
+                            c->norm_topk_epsilon);
     }
     if (family == ASSAY_ROUTER_GEMMA4 && c->score_func != ASSAY_SCORE_NONE) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "routing: gemma4 with routed_score_func=\"%s\", expected \"\" (its softmax takes the logits)",
-                          SCORE_NAMES[c->score_func]);
+        return assay_refuse(
+            ctx, "routing: gemma4 with routed_score_func=\"%s\", expected \"\" (its softmax takes the logits)",
+            SCORE_NAMES[c->score_func]);
     }
     if (c->select_by_logits && c->load_balance_loss_weight > 0.0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "routing: a choice by the logits with load_balance_loss_weight=%g, expected 0",
-                          c->load_balance_loss_weight);
+        return assay_refuse(ctx, "routing: a choice by the logits with load_balance_loss_weight=%g, expected 0",
+                            c->load_balance_loss_weight);
     }
     if (c->balance_pre_bias && family != ASSAY_ROUTER_DEEPSEEK3) {
         return assay_fail(
@@ -206,18 +196,18 @@ assay_status assay_routing_check(assay_context *ctx, const assay_routing_config 
             "and V4 have scores without the bias that selects");
     }
     if (family == ASSAY_ROUTER_FUSED && c->use_random_routing) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "routing: fused_moe_func with use_random_routing, expected false: it has a rule of its own");
+        return assay_refuse(
+            ctx, "routing: fused_moe_func with use_random_routing, expected false: it has a rule of its own");
     }
     if (family == ASSAY_ROUTER_FUSED && c->hash_rows > 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "routing: fused_moe_func with hash routing (%" PRId64
-                          " rows of tid2eid), expected a routing by scores",
-                          c->hash_rows);
+        return assay_refuse(ctx,
+                            "routing: fused_moe_func with hash routing (%" PRId64
+                            " rows of tid2eid), expected a routing by scores",
+                            c->hash_rows);
     }
     if (c->z_loss_weight > 0.0 && (family == ASSAY_ROUTER_FUSED || c->hash_rows > 0)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "routing: router_z_loss_weight=%g, expected 0: %s has no losses",
-                          c->z_loss_weight, c->hash_rows > 0 ? "hash routing" : "fused_moe_func");
+        return assay_refuse(ctx, "routing: router_z_loss_weight=%g, expected 0: %s has no losses", c->z_loss_weight,
+                            c->hash_rows > 0 ? "hash routing" : "fused_moe_func");
     }
     return deepseek ? check_groups(ctx, c) : ASSAY_OK;
 }
@@ -226,19 +216,18 @@ static assay_status check_finite(assay_context *ctx, const assay_routing_inputs 
 {
     for (int64_t e = 0; in->bias != NULL && e < experts; e++) {
         if (!isfinite(in->bias[e])) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "routing: gate/bias of expert %" PRId64 " is %g, expected a finite number", e,
-                              in->bias[e]);
+            return assay_refuse(ctx, "routing: gate/bias of expert %" PRId64 " is %g, expected a finite number", e,
+                                in->bias[e]);
         }
     }
     for (int64_t t = 0; t < tokens; t++) {
         for (int64_t e = 0; e < experts; e++) {
             const double logit = in->logits[t * experts + e], bias = in->bias != NULL ? in->bias[e] : 0.0;
             if (!isfinite(logit + bias)) {
-                return assay_fail(ctx, ASSAY_BAD_INPUT,
-                                  "routing: the logit of token %" PRId64 ", expert %" PRId64
-                                  " is %g (bias %g), expected finite numbers",
-                                  t, e, logit, bias);
+                return assay_refuse(ctx,
+                                    "routing: the logit of token %" PRId64 ", expert %" PRId64
+                                    " is %g (bias %g), expected finite numbers",
+                                    t, e, logit, bias);
             }
         }
     }
@@ -258,17 +247,15 @@ static assay_status check_row(assay_context *ctx, const char *what, int64_t row,
     for (int64_t k = 0; k < rule->count; k++) {
         if (rule->may_be_none && chosen[k] == ASSAY_NO_EXPERT) continue;
         if (chosen[k] < 0 || chosen[k] >= rule->experts) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "routing: %s row %" PRId64 " names expert %" PRId32
-                              ", expected %d to num_experts-1=%" PRId64,
-                              what, row, chosen[k], rule->may_be_none ? ASSAY_NO_EXPERT : 0, rule->experts - 1);
+            return assay_refuse(
+                ctx, "routing: %s row %" PRId64 " names expert %" PRId32 ", expected %d to num_experts-1=%" PRId64,
+                what, row, chosen[k], rule->may_be_none ? ASSAY_NO_EXPERT : 0, rule->experts - 1);
         }
         for (int64_t j = 0; j < k && !rule->may_repeat; j++) {
             if (chosen[j] == chosen[k]) {
-                return assay_fail(ctx, ASSAY_BAD_INPUT,
-                                  "routing: %s row %" PRId64 " names expert %" PRId32
-                                  " twice, expected distinct experts",
-                                  what, row, chosen[k]);
+                return assay_refuse(
+                    ctx, "routing: %s row %" PRId64 " names expert %" PRId32 " twice, expected distinct experts", what,
+                    row, chosen[k]);
             }
         }
     }
@@ -279,16 +266,15 @@ static assay_status check_hash(assay_context *ctx, const assay_routing_inputs *i
 {
     const int64_t tokens = c->batch * c->sequence, count = c->num_experts_per_tok;
     if (in->tid2eid == NULL || in->input_ids == NULL) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "routing: hash routing without %s",
-                          in->tid2eid == NULL ? "tid2eid" : "input_ids");
+        return assay_refuse(ctx, "routing: hash routing without %s", in->tid2eid == NULL ? "tid2eid" : "input_ids");
     }
     for (int64_t t = 0; t < tokens; t++) {
         const int64_t id = in->input_ids[t];
         if (id < 0 || id >= c->hash_rows) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "routing: input_ids of token %" PRId64 " is %" PRId64 ", expected 0 to %" PRId64
-                              " (rows of tid2eid)",
-                              t, id, c->hash_rows - 1);
+            return assay_refuse(ctx,
+                                "routing: input_ids of token %" PRId64 " is %" PRId64 ", expected 0 to %" PRId64
+                                " (rows of tid2eid)",
+                                t, id, c->hash_rows - 1);
         }
         const chosen_rule rule = {.count = count, .experts = c->num_experts};
         MUST(check_row(ctx, "tid2eid", id, in->tid2eid + id * count, &rule));
@@ -306,10 +292,9 @@ static assay_status check_given(assay_context *ctx, const assay_routing_inputs *
         MUST(check_row(ctx, "selected_experts", t, in->given_experts + t * count, &rule));
         for (int64_t i = t * count; in->given_weights != NULL && i < (t + 1) * count; i++) {
             if (in->given_experts[i] == ASSAY_NO_EXPERT || isfinite(in->given_weights[i])) continue;
-            return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "routing: routing_weights[%" PRId64 "] is %g beside expert %" PRId32
-                              ", expected a finite number",
-                              i, in->given_weights[i], in->given_experts[i]);
+            return assay_refuse(
+                ctx, "routing: routing_weights[%" PRId64 "] is %g beside expert %" PRId32 ", expected a finite number",
+                i, in->given_weights[i], in->given_experts[i]);
         }
     }
     return ASSAY_OK;
@@ -321,13 +306,12 @@ assay_status assay_routing_check_inputs(assay_context *ctx, const assay_routing_
     if (in->given_weights != NULL) return check_given(ctx, in, config);
     MUST(check_finite(ctx, in, config->batch * config->sequence, config->num_experts));
     if (in->per_expert_scale != NULL && !assay_routing_rule_of(config).expert_scale) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "routing: per_expert_scale given to the %s family, only default and gemma4 have one",
-                          FAMILY_NAMES[config->family]);
+        return assay_refuse(ctx, "routing: per_expert_scale given to the %s family, only default and gemma4 have one",
+                            FAMILY_NAMES[config->family]);
     }
     if (in->given_experts != NULL) return check_given(ctx, in, config);
     if (config->use_random_routing) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "routing: use_random_routing without a given choice");
+        return assay_refuse(ctx, "routing: use_random_routing without a given choice");
     }
     return config->hash_rows > 0 ? check_hash(ctx, in, config) : ASSAY_OK;
 }

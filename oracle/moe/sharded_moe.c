@@ -41,12 +41,11 @@ static assay_status check_numbers(assay_context *ctx, const assay_sharding *s)
     };
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         if (numbers[i].value >= numbers[i].least) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: %s is %" PRId64 ", expected at least %" PRId64, numbers[i].key,
-                          numbers[i].value, numbers[i].least);
+        return assay_refuse(ctx, "moe: %s is %" PRId64 ", expected at least %" PRId64, numbers[i].key, numbers[i].value,
+                            numbers[i].least);
     }
     if (isfinite(s->ragged_buffer_factor)) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: ragged_buffer_factor is %g, expected a finite number",
-                      s->ragged_buffer_factor);
+    return assay_refuse(ctx, "moe: ragged_buffer_factor is %g, expected a finite number", s->ragged_buffer_factor);
 }
 
 /* tpu-inference puts either experts or their hidden dimension on its axes, and has nothing else of all this. */
@@ -63,24 +62,25 @@ static assay_status check_fused(assay_context *ctx, const assay_sharding *s)
                 {"weight_before_wo", s->weight_before_wo}};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         if (!keys[i].found) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: fused_moe_func=true goes without %s, found it", keys[i].key);
+        return assay_refuse(ctx, "moe: fused_moe_func=true goes without %s, found it", keys[i].key);
     }
     const int64_t experts = s->mesh.size[ASSAY_AXIS_EXPERT], hidden = assay_mesh_size(&s->mesh, ASSAY_AXIS_MLP_TENSOR);
     if (experts == 1 || hidden == 1) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT,
-                      "moe: fused_moe_func=true is parallel over mesh.expert or over mesh.mlp_tensor, found %" PRId64
-                      " and %" PRId64,
-                      experts, hidden);
+    return assay_refuse(ctx,
+                        "moe: fused_moe_func=true is parallel over mesh.expert or over mesh.mlp_tensor, found %" PRId64
+                        " and %" PRId64,
+                        experts, hidden);
 }
 
 /* A rank's own experts are all on each of its shards. */
 static assay_status check_placed(assay_context *ctx, const assay_moe_config *config, const assay_sharding *s)
 {
     if (config->local_num_experts > 0 && s->mesh.size[ASSAY_AXIS_EXPERT] > 1) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "moe: mesh.expert is %" PRId64 ", expected 1 with local_num_experts, which are those of one "
-                          "place of that axis",
-                          s->mesh.size[ASSAY_AXIS_EXPERT]);
+        return assay_refuse(ctx,
+                            "moe: mesh.expert is %" PRId64
+                            ", expected 1 with local_num_experts, which are those of one "
+                            "place of that axis",
+                            s->mesh.size[ASSAY_AXIS_EXPERT]);
     }
     if (config->physical_experts > 0 && s->ragged_buffer_factor > 0) {
         return assay_fail(
@@ -90,9 +90,8 @@ static assay_status check_placed(assay_context *ctx, const assay_moe_config *con
             s->ragged_buffer_factor);
     }
     if (!s->weights_on_shards || (config->local_num_experts == 0 && config->physical_experts == 0)) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT,
-                      "moe: weights_on_shards has every expert once, expected num_redundant_experts=0 and "
-                      "local_num_experts=0");
+    return assay_refuse(ctx, "moe: weights_on_shards has every expert once, expected num_redundant_experts=0 and "
+                             "local_num_experts=0");
 }
 
 static assay_status check_features(assay_context *ctx, const assay_moe_config *config, const assay_sharding *s)
@@ -100,28 +99,26 @@ static assay_status check_features(assay_context *ctx, const assay_moe_config *c
     MUST(check_placed(ctx, config, s));
     if (config->path == ASSAY_MOE_FUSED) return check_fused(ctx, s);
     if (config->fused_shared_experts > 0)
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "moe: num_fused_shared_experts computes on one device, found a mesh, chunks or "
-                          "use_ring_of_experts: every shard's tokens need these experts, which are no shard's own");
+        return assay_refuse(ctx,
+                            "moe: num_fused_shared_experts computes on one device, found a mesh, chunks or "
+                            "use_ring_of_experts: every shard's tokens need these experts, which are no shard's own");
     if (s->weight_before_wo && config->weight_on_input) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: apply_router_weight_on_input has its weight on x, found it on h");
+        return assay_refuse(ctx, "moe: apply_router_weight_on_input has its weight on x, found it on h");
     }
     if (s->weight_before_wo && config->routing.family == ASSAY_ROUTER_LLAMA4) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "moe: decoder_block=llama4 has its weight on x, found it on h (weight_before_wo)");
+        return assay_refuse(ctx, "moe: decoder_block=llama4 has its weight on x, found it on h (weight_before_wo)");
     }
     if (!s->ring_of_experts && (s->emb_chunks > 0 || s->token_chunks > 1)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "moe: %s is %" PRId64 ", which needs use_ring_of_experts=true, found false",
-                          s->emb_chunks > 0 ? "num_moe_emb_chunks" : "num_moe_token_chunks",
-                          s->emb_chunks > 0 ? s->emb_chunks : s->token_chunks);
+        return assay_refuse(ctx, "moe: %s is %" PRId64 ", which needs use_ring_of_experts=true, found false",
+                            s->emb_chunks > 0 ? "num_moe_emb_chunks" : "num_moe_token_chunks",
+                            s->emb_chunks > 0 ? s->emb_chunks : s->token_chunks);
     }
     if (s->ragged_buffer_factor > 0 && (s->ring_of_experts || s->mesh.size[ASSAY_AXIS_EXPERT] == 1)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "moe: ragged_buffer_factor is %g, which needs mesh.expert of 2 or more without "
-                          "use_ring_of_experts, found mesh.expert=%" PRId64 " and use_ring_of_experts=%s",
-                          s->ragged_buffer_factor, s->mesh.size[ASSAY_AXIS_EXPERT],
-                          s->ring_of_experts ? "true" : "false");
+        return assay_refuse(ctx,
+                            "moe: ragged_buffer_factor is %g, which needs mesh.expert of 2 or more without "
+                            "use_ring_of_experts, found mesh.expert=%" PRId64 " and use_ring_of_experts=%s",
+                            s->ragged_buffer_factor, s->mesh.size[ASSAY_AXIS_EXPERT],
+                            s->ring_of_experts ? "true" : "false");
     }
     return ASSAY_OK;
 }
@@ -142,33 +139,32 @@ static assay_status check_divisions(assay_context *ctx, const assay_moe_config *
     const bool one_for_all = routing->batch == 1 && shards == s->mesh.size[ASSAY_AXIS_EXPERT] && !s->ring_of_experts;
     const int64_t owners = shards / s->mesh.size[ASSAY_AXIS_EXPERT];
     if (fused && !is_divided(routing->batch, owners)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "moe: batch is %" PRId64 ", expected a multiple of the %" PRId64
-                          " shards of data and fsdp, over which fused_moe_func=true splits it",
-                          routing->batch, owners);
+        return assay_refuse(ctx,
+                            "moe: batch is %" PRId64 ", expected a multiple of the %" PRId64
+                            " shards of data and fsdp, over which fused_moe_func=true splits it",
+                            routing->batch, owners);
     }
     if (!fused && !one_for_all && !is_divided(routing->batch, shards)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "moe: batch is %" PRId64 ", expected a multiple of the mesh's %" PRId64
-                          " shards (or 1 on mesh.expert alone without use_ring_of_experts)",
-                          routing->batch, shards);
+        return assay_refuse(ctx,
+                            "moe: batch is %" PRId64 ", expected a multiple of the mesh's %" PRId64
+                            " shards (or 1 on mesh.expert alone without use_ring_of_experts)",
+                            routing->batch, shards);
     }
     if (!is_divided(groups_of(config), s->mesh.size[ASSAY_AXIS_EXPERT])) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "moe: num_experts%s is %" PRId64 ", expected a multiple of mesh.expert, which is %" PRId64,
-                          config->physical_experts > 0 ? " plus num_redundant_experts" : "", groups_of(config),
-                          s->mesh.size[ASSAY_AXIS_EXPERT]);
+        return assay_refuse(ctx,
+                            "moe: num_experts%s is %" PRId64 ", expected a multiple of mesh.expert, which is %" PRId64,
+                            config->physical_experts > 0 ? " plus num_redundant_experts" : "", groups_of(config),
+                            s->mesh.size[ASSAY_AXIS_EXPERT]);
     }
     if (!is_divided(dim, s->tensor_shards)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "moe: emb_dim is %" PRId64 ", expected a multiple of mesh.tensor, which is %" PRId64, dim,
-                          s->tensor_shards);
+        return assay_refuse(ctx, "moe: emb_dim is %" PRId64 ", expected a multiple of mesh.tensor, which is %" PRId64,
+                            dim, s->tensor_shards);
     }
     if (!is_divided(dim / s->tensor_shards, chunks)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "moe: emb_dim is %" PRId64 " (mesh.tensor %" PRId64
-                          "), expected each part to be a multiple of num_moe_emb_chunks, which is %" PRId64,
-                          dim, s->tensor_shards, chunks);
+        return assay_refuse(ctx,
+                            "moe: emb_dim is %" PRId64 " (mesh.tensor %" PRId64
+                            "), expected each part to be a multiple of num_moe_emb_chunks, which is %" PRId64,
+                            dim, s->tensor_shards, chunks);
     }
     const struct {
         const char *name;
@@ -178,15 +174,13 @@ static assay_status check_divisions(assay_context *ctx, const assay_moe_config *
                   {"width of the shared expert", config->shared_mlp_dim}};
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
         if (widths[i].size % parts == 0) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "moe: %s is %" PRId64 ", expected a multiple of mesh.mlp_tensor, which is %" PRId64,
-                          widths[i].name, widths[i].size, parts);
+        return assay_refuse(ctx, "moe: %s is %" PRId64 ", expected a multiple of mesh.mlp_tensor, which is %" PRId64,
+                            widths[i].name, widths[i].size, parts);
     }
     if (!is_divided(routing->sequence, s->token_chunks)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "moe: sequence is %" PRId64
-                          ", expected a multiple of num_moe_token_chunks, which is %" PRId64,
-                          routing->sequence, s->token_chunks);
+        return assay_refuse(
+            ctx, "moe: sequence is %" PRId64 ", expected a multiple of num_moe_token_chunks, which is %" PRId64,
+            routing->sequence, s->token_chunks);
     }
     return ASSAY_OK;
 }
@@ -209,15 +203,15 @@ static assay_status check_kernels(assay_context *ctx, const assay_moe_config *co
         {"moe_mlp_dim", "mesh.fsdp_transpose times mesh.mlp_tensor", config->moe_mlp_dim, transpose * tensor},
     };
     if (assay_mesh_shards(mesh) == mesh->size[ASSAY_AXIS_DATA]) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "moe: weights_on_shards needs fsdp, fsdp_transpose, expert or mlp_tensor of 2 or more in "
-                          "the mesh, found 1");
+        return assay_refuse(ctx,
+                            "moe: weights_on_shards needs fsdp, fsdp_transpose, expert or mlp_tensor of 2 or more in "
+                            "the mesh, found 1");
     }
     for (size_t i = 0; i < sizeof splits / sizeof *splits; i++) {
         if (splits[i].size % splits[i].parts == 0) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "moe: %s is %" PRId64 ", expected a multiple of %s, which is %" PRId64 " (weights_on_shards)",
-                          splits[i].name, splits[i].size, splits[i].axes, splits[i].parts);
+        return assay_refuse(
+            ctx, "moe: %s is %" PRId64 ", expected a multiple of %s, which is %" PRId64 " (weights_on_shards)",
+            splits[i].name, splits[i].size, splits[i].axes, splits[i].parts);
     }
     return ASSAY_OK;
 }
@@ -250,10 +244,10 @@ static assay_status check_buffers(assay_context *ctx, const assay_moe_config *co
     assay_shard_sizes s = sizes_before_buffer(config, sharding);
     const double factor = sharding->ragged_buffer_factor, rows = factor * (double)s.copies;
     if (factor > 0 && s.batch_sharded && !(rows >= 1 && rows <= INT32_MAX)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "moe: ragged_buffer_factor is %g, which makes a buffer of %.10g rows for %" PRId64
-                          " copies of a shard's tokens, expected 1 to %" PRId32,
-                          factor, floor(rows), s.copies, INT32_MAX);
+        return assay_refuse(ctx,
+                            "moe: ragged_buffer_factor is %g, which makes a buffer of %.10g rows for %" PRId64
+                            " copies of a shard's tokens, expected 1 to %" PRId32,
+                            factor, floor(rows), s.copies, INT32_MAX);
     }
     s = assay_shard_sizes_of(config, sharding);
     const int64_t most = s.buffer > s.copies ? s.buffer : s.copies, experts = groups_of(config);

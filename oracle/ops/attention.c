@@ -10,17 +10,15 @@
 assay_status assay_attention_check(assay_context *ctx, const assay_attention_config *config)
 {
     if (config->heads < 1 || config->heads % assay_attention_kv_heads(config) != 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "base_num_kv_heads is %" PRId64 ", expected a divisor of base_num_query_heads (%" PRId64 ")",
-                          config->kv_heads, config->heads);
+        return assay_refuse(
+            ctx, "base_num_kv_heads is %" PRId64 ", expected a divisor of base_num_query_heads (%" PRId64 ")",
+            config->kv_heads, config->heads);
     }
     if (!(config->soft_cap >= 0) || !isfinite(config->soft_cap)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "attn_logits_soft_cap is %g, expected a number above 0, or 0: none",
-                          config->soft_cap);
+        return assay_refuse(ctx, "attn_logits_soft_cap is %g, expected a number above 0, or 0: none", config->soft_cap);
     }
     if (config->window < 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "sliding_window_size is %" PRId64 ", expected 1 or more",
-                          config->window);
+        return assay_refuse(ctx, "sliding_window_size is %" PRId64 ", expected 1 or more", config->window);
     }
     return ASSAY_OK;
 }
@@ -29,8 +27,8 @@ assay_status assay_attention_check_segments(assay_context *ctx, const int32_t *s
 {
     for (int64_t t = 0; t < tokens; t++) {
         if (segment_ids[t] >= 0) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs/segment_ids[%" PRId64 "] is %" PRId32 ", expected 0 or more", t,
-                          segment_ids[t]);
+        return assay_refuse(ctx, "inputs/segment_ids[%" PRId64 "] is %" PRId32 ", expected 0 or more", t,
+                            segment_ids[t]);
     }
     return ASSAY_OK;
 }
@@ -52,10 +50,10 @@ assay_status assay_attention_check_tokens(assay_context *ctx, const char *path, 
         if (segment_ids != NULL && segment_ids[token] == 0) continue;
         const int64_t i = first_not_finite(width, values + token * width);
         if (i == width) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "%s[%" PRId64 ",%" PRId64 ",...] is %g%s, expected a finite number: the token is no padding",
-                          path, token / sequence, token % sequence, values[token * width + i],
-                          ctx->emulation != NULL ? " once stored" : "");
+        return assay_refuse(
+            ctx, "%s[%" PRId64 ",%" PRId64 ",...] is %g%s, expected a finite number: the token is no padding", path,
+            token / sequence, token % sequence, values[token * width + i],
+            ctx->emulation != NULL ? " once stored" : "");
     }
     return ASSAY_OK;
 }

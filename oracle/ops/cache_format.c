@@ -113,21 +113,19 @@ assay_status assay_cache_check(assay_context *ctx, const assay_cache_config *c)
     const char *name = f->block.name;
     const int64_t most = (INT64_C(1) << 31) / c->pages;
     if (c->stride < c->tokens)
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "pagedattn_page_stride is %" PRId64 ", expected %" PRId64 " or more",
-                          c->stride, c->tokens);
+        return assay_refuse(ctx, "pagedattn_page_stride is %" PRId64 ", expected %" PRId64 " or more", c->stride,
+                            c->tokens);
     if (f->scales == ASSAY_CACHE_BEHIND && c->stride != c->tokens)
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "pagedattn_page_stride is %" PRId64 ", expected 0: scales of %s lie behind the rows",
-                          c->stride, name);
+        return assay_refuse(ctx, "pagedattn_page_stride is %" PRId64 ", expected 0: scales of %s lie behind the rows",
+                            c->stride, name);
     if (f->block.element == E2M1 && c->columns % 2 != 0)
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "rows have %" PRId64 " numbers, expected an even number: two of %s are a byte", c->columns,
-                          name);
+        return assay_refuse(ctx, "rows have %" PRId64 " numbers, expected an even number: two of %s are a byte",
+                            c->columns, name);
     if (f->block.columns == 0 && f->block.element == E4M3 && c->columns > LONGEST_BLOCK)
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "rows have %" PRId64 " numbers, expected at most %d with %s",
-                          c->columns, LONGEST_BLOCK, name);
+        return assay_refuse(ctx, "rows have %" PRId64 " numbers, expected at most %d with %s", c->columns,
+                            LONGEST_BLOCK, name);
     if (!(row_bytes(c) <= most && assay_cache_page_bytes(c) <= most))
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "the pages have more than 2^31 bytes");
+        return assay_refuse(ctx, "the pages have more than 2^31 bytes");
     if (f->block.element == ASSAY_BFLOAT16) return ASSAY_OK;
     assay_quantize_config rules = c->rules;
     rules.format = &f->block;
@@ -144,11 +142,11 @@ assay_status assay_cache_check_slots(assay_context *ctx, const assay_cache_confi
     for (int64_t i = 0; i < count; i++) {
         if (slots[i] < 0) continue;
         if (slots[i] >= all)
-            return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "inputs/slot_mapping[%" PRId64 "] is %d, expected less than %" PRId64, i, slots[i], all);
+            return assay_refuse(ctx, "inputs/slot_mapping[%" PRId64 "] is %d, expected less than %" PRId64, i, slots[i],
+                                all);
         if (taken[slots[i]])
-            return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "inputs/slot_mapping[%" PRId64 "] is %d, which another token has, too", i, slots[i]);
+            return assay_refuse(ctx, "inputs/slot_mapping[%" PRId64 "] is %d, which another token has, too", i,
+                                slots[i]);
         taken[slots[i]] = true;
     }
     return ASSAY_OK;
@@ -280,8 +278,7 @@ assay_status assay_cache_check_scale(assay_context *ctx, const char *name, const
     const int64_t count = c->format->scales == ASSAY_CACHE_OF_HEAD ? c->heads : 1;
     for (int64_t i = 0; scale != NULL && i < count; i++) {
         if (scale[i] > 0 && isfinite(scale[i])) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs/%s[%" PRId64 "] is %g, expected a number above 0", name, i,
-                          scale[i]);
+        return assay_refuse(ctx, "inputs/%s[%" PRId64 "] is %g, expected a number above 0", name, i, scale[i]);
     }
     return ASSAY_OK;
 }

@@ -26,14 +26,13 @@ assay_status assay_decode_check(assay_context *ctx, const assay_decode_config *c
     int64_t count = 0;
     MUST(assay_attention_check(ctx, &attention));
     if (c->stride < c->page)
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "pagedattn_page_stride is %" PRId64 ", expected %" PRId64
-                          " (pagedattn_tokens_per_page) or more",
-                          c->stride, c->page);
+        return assay_refuse(
+            ctx, "pagedattn_page_stride is %" PRId64 ", expected %" PRId64 " (pagedattn_tokens_per_page) or more",
+            c->stride, c->page);
     if (!(c->scale > 0) || !isfinite(c->scale))
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "query_pre_attn_scalar is %g, expected a number above 0", c->scale);
+        return assay_refuse(ctx, "query_pre_attn_scalar is %g, expected a number above 0", c->scale);
     if (c->topk > 0 && c->pages > INT32_MAX / c->stride)
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "the cache has more than 2^31 rows, expected what indices may name");
+        return assay_refuse(ctx, "the cache has more than 2^31 rows, expected what indices may name");
     return assay_checked_count(ctx, "scores", 3, (int64_t[]){DECODE_ROWS, c->page, keys}, &count);
 }
 
@@ -42,9 +41,8 @@ static assay_status check_lengths(assay_context *ctx, const assay_decode_config 
 {
     for (int64_t b = 0; lengths != NULL && b < c->batch; b++)
         if (lengths[b] < 0 || lengths[b] > most)
-            return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "inputs/%s[%" PRId64 "] is %" PRId32 ", expected 0 to %" PRId64 " (%s)", name, b,
-                              lengths[b], most, why);
+            return assay_refuse(ctx, "inputs/%s[%" PRId64 "] is %" PRId32 ", expected 0 to %" PRId64 " (%s)", name, b,
+                                lengths[b], most, why);
     return ASSAY_OK;
 }
 
@@ -58,10 +56,10 @@ assay_status assay_decode_check_table(assay_context *ctx, const assay_decode_con
         const int64_t b = i / c->max_pages, m = i % c->max_pages;
         const int32_t keys = in->lengths[b], page = in->places[i];
         if (m * c->page >= keys || (page >= 0 && page < c->pages)) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "inputs/block_table[%" PRId64 ",%" PRId64 "] is %" PRId32 ", expected 0 to %" PRId64
-                          " (pagedattn_num_pages): sequence %" PRId64 " has %" PRId32 " keys",
-                          b, m, page, c->pages - 1, b, keys);
+        return assay_refuse(ctx,
+                            "inputs/block_table[%" PRId64 ",%" PRId64 "] is %" PRId32 ", expected 0 to %" PRId64
+                            " (pagedattn_num_pages): sequence %" PRId64 " has %" PRId32 " keys",
+                            b, m, page, c->pages - 1, b, keys);
     }
     return ASSAY_OK;
 }

@@ -155,11 +155,11 @@ assay_status assay_decode_check_cached(assay_context *ctx, const assay_decode_co
             const double *at = cache + assay_decode_place(d, row, i % d->kv_heads) * numbers, *end = at + numbers;
             while (at < end && isfinite(*at)) at++;
             if (at == end) continue;
-            return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "%s: row %" PRId64
-                              " holds NaN or an infinity, expected finite numbers: it is key %" PRId64
-                              " of %s %" PRId64,
-                              path, row, key, d->topk > 0 ? "the list of token" : "sequence", list);
+            return assay_refuse(ctx,
+                                "%s: row %" PRId64
+                                " holds NaN or an infinity, expected finite numbers: it is key %" PRId64
+                                " of %s %" PRId64,
+                                path, row, key, d->topk > 0 ? "the list of token" : "sequence", list);
         }
     }
     return ASSAY_OK;

@@ -12,15 +12,13 @@ assay_status assay_gmm_check_groups(assay_context *ctx, const int32_t *group_siz
     *rows = 0;
     for (int64_t g = 0; g < dims->groups; g++) {
         if (group_sizes[g] < 0) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "group_sizes[%" PRId64 "] is %" PRId32 ", expected 0 or more", g,
-                              group_sizes[g]);
+            return assay_refuse(ctx, "group_sizes[%" PRId64 "] is %" PRId32 ", expected 0 or more", g, group_sizes[g]);
         }
         *rows += group_sizes[g];
     }
     if (*rows > dims->m) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "group_sizes add up to %" PRId64 ", expected at most the %" PRId64 " rows of lhs", *rows,
-                          dims->m);
+        return assay_refuse(ctx, "group_sizes add up to %" PRId64 ", expected at most the %" PRId64 " rows of lhs",
+                            *rows, dims->m);
     }
     return ASSAY_OK;
 }

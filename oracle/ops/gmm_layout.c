@@ -12,15 +12,15 @@ int64_t assay_gmm_places(const assay_gmm_config *config)
 static assay_status refuse(assay_context *ctx, const assay_gmm_config *config, int64_t at, int32_t found,
                            const char *expected)
 {
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s[%" PRId64 "] is %" PRId32 ", expected %s",
-                      assay_gmm_index_name(config->layout), at, found, expected);
+    return assay_refuse(ctx, "%s[%" PRId64 "] is %" PRId32 ", expected %s", assay_gmm_index_name(config->layout), at,
+                        found, expected);
 }
 
 static assay_status refuse_range(assay_context *ctx, const assay_gmm_config *config, int64_t at, int32_t found,
                                  int64_t least, int64_t most, const char *why)
 {
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s[%" PRId64 "] is %" PRId32 ", expected %" PRId64 " to %" PRId64 "%s",
-                      assay_gmm_index_name(config->layout), at, found, least, most, why);
+    return assay_refuse(ctx, "%s[%" PRId64 "] is %" PRId32 ", expected %" PRId64 " to %" PRId64 "%s",
+                        assay_gmm_index_name(config->layout), at, found, least, most, why);
 }
 
 static assay_status check_indices(assay_context *ctx, const assay_gmm_config *config, const int32_t *index)

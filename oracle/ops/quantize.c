@@ -69,14 +69,13 @@ assay_status assay_quantize_check(assay_context *ctx, const char *prefix, const 
     };
     for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
         if (!refusals[i].wrong) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s%s is %s, expected %s with the format %s", prefix, refusals[i].key,
-                          refusals[i].value, refusals[i].expected, f->name);
+        return assay_refuse(ctx, "%s%s is %s, expected %s with the format %s", prefix, refusals[i].key,
+                            refusals[i].value, refusals[i].expected, f->name);
     }
     if (!(amax >= 0 && amax <= 1))
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%ssmallest_amax is %g, expected a number from 0 to 1", prefix, amax);
+        return assay_refuse(ctx, "%ssmallest_amax is %g, expected a number from 0 to 1", prefix, amax);
     if (amax == 0 || !f->tensor_scale) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "%ssmallest_amax is above 0, expected 0 with the format %s", prefix,
-                      f->name);
+    return assay_refuse(ctx, "%ssmallest_amax is above 0, expected 0 with the format %s", prefix, f->name);
 }
 
 int64_t assay_quantize_row(const assay_quantize_config *config)
@@ -243,8 +242,8 @@ assay_status assay_quantize(assay_context *ctx, int32_t *codes, int32_t *scale, 
     scale_pair of_tensor = {1, 1};
     for (int64_t i = 0; i < size; i++) {
         if (isfinite(x[i]) || config->any_number) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs/x[%" PRId64 ",%" PRId64 "] is %g, expected a finite number",
-                          i / config->columns, i % config->columns, x[i]);
+        return assay_refuse(ctx, "inputs/x[%" PRId64 ",%" PRId64 "] is %g, expected a finite number",
+                            i / config->columns, i % config->columns, x[i]);
     }
     if (config->format->tensor_scale) {
         const double most = assay_dtype_max(config->format->element) * assay_dtype_max(config->format->scale);

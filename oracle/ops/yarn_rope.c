@@ -15,14 +15,14 @@ typedef __float128 quad;
 static assay_status check_yarn(assay_context *ctx, const assay_rope_config *config)
 {
     if (!(config->rope_factor > 0) || !isfinite(config->rope_factor))
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "rope_factor is %g, expected a number above 0", config->rope_factor);
+        return assay_refuse(ctx, "rope_factor is %g, expected a number above 0", config->rope_factor);
     if (!(config->beta_slow > 0) || !(config->beta_fast >= config->beta_slow) || !isfinite(config->beta_fast)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "beta_fast is %g and beta_slow %g, expected beta_fast >= beta_slow > 0",
-                          config->beta_fast, config->beta_slow);
+        return assay_refuse(ctx, "beta_fast is %g and beta_slow %g, expected beta_fast >= beta_slow > 0",
+                            config->beta_fast, config->beta_slow);
     }
     if (config->original_max_position_embeddings < 1) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "original_max_position_embeddings is %" PRId64 ", expected 1 or more",
-                          config->original_max_position_embeddings);
+        return assay_refuse(ctx, "original_max_position_embeddings is %" PRId64 ", expected 1 or more",
+                            config->original_max_position_embeddings);
     }
     return ASSAY_OK;
 }
@@ -30,19 +30,17 @@ static assay_status check_yarn(assay_context *ctx, const assay_rope_config *conf
 assay_status assay_rope_check(assay_context *ctx, const assay_rope_config *config)
 {
     if (config->dim < 2 || config->dim > ASSAY_ROPE_DIM_MAX || config->dim % 2 != 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "qk_rope_head_dim is %" PRId64 ", expected an even number from 2 to %d",
-                          config->dim, ASSAY_ROPE_DIM_MAX);
+        return assay_refuse(ctx, "qk_rope_head_dim is %" PRId64 ", expected an even number from 2 to %d", config->dim,
+                            ASSAY_ROPE_DIM_MAX);
     }
     if (!(config->rope_max_timescale > 1) || !isfinite(config->rope_max_timescale)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "rope_max_timescale is %g, expected a number above 1",
-                          config->rope_max_timescale);
+        return assay_refuse(ctx, "rope_max_timescale is %g, expected a number above 1", config->rope_max_timescale);
     }
     if (config->max_position_embeddings < 1 || config->max_position_embeddings > INT32_MAX) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "max_position_embeddings is %" PRId64 ", expected 1 to %" PRId32,
-                          config->max_position_embeddings, INT32_MAX);
+        return assay_refuse(ctx, "max_position_embeddings is %" PRId64 ", expected 1 to %" PRId32,
+                            config->max_position_embeddings, INT32_MAX);
     }
-    if (config->pairwise && !config->interleave)
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "rope_pairwise needs rope_interleave=true");
+    if (config->pairwise && !config->interleave) return assay_refuse(ctx, "rope_pairwise needs rope_interleave=true");
     return config->yarn ? check_yarn(ctx, config) : ASSAY_OK;
 }
 
@@ -51,10 +49,9 @@ assay_status assay_rope_check_positions(assay_context *ctx, const int32_t *posit
 {
     for (int64_t t = 0; t < tokens && config->max_position_embeddings > 0; t++) {
         if (positions[t] >= 0 && positions[t] < config->max_position_embeddings) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "inputs/positions[%" PRId64 "] is %" PRId32 ", expected 0 to %" PRId64
-                          " (max_position_embeddings)",
-                          t, positions[t], config->max_position_embeddings - 1);
+        return assay_refuse(
+            ctx, "inputs/positions[%" PRId64 "] is %" PRId32 ", expected 0 to %" PRId64 " (max_position_embeddings)", t,
+            positions[t], config->max_position_embeddings - 1);
     }
     return ASSAY_OK;
 }

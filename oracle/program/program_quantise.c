@@ -44,7 +44,7 @@ static assay_status refuse_word(assay_context *ctx, const char *parameter, const
     char expected[ASSAY_MESSAGE_SIZE / 2] = "";
     for (int i = 0; words[i] != NULL; i++)
         snprintf(expected + strlen(expected), sizeof expected - strlen(expected), "%s%s", i == 0 ? "" : ", ", words[i]);
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %s, expected one of %s", parameter, word, expected);
+    return assay_refuse(ctx, "%s is %s, expected one of %s", parameter, word, expected);
 }
 
 static assay_status check_word(assay_context *ctx, const assay_program_node *node, const char *parameter,
@@ -64,8 +64,8 @@ assay_status assay_program_check_quantise(assay_context *ctx, const assay_progra
     const assay_quantize_config q = assay_program_quantize(node);
     MUST(assay_quantize_check(ctx, "", &q));
     if (q.format->tensor_scale ? q.tensor_scale > 0 && q.tensor_scale <= 1 : q.tensor_scale == 0) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "tensor_scale is %g, expected %s with the format %s", q.tensor_scale,
-                      q.format->tensor_scale ? "a number above 0, at most 1," : "none", q.format->name);
+    return assay_refuse(ctx, "tensor_scale is %g, expected %s with the format %s", q.tensor_scale,
+                        q.format->tensor_scale ? "a number above 0, at most 1," : "none", q.format->name);
 }
 
 const assay_program_line *assay_program_coded_line(const assay_program *p, const char *path)

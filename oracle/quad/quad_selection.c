@@ -47,8 +47,8 @@ static assay_status cut_groups(assay_context *ctx, const assay_routing_config *c
 {
     int64_t groups = config->n_routing_groups, kept = config->topk_routing_group, experts = config->num_experts;
     if (experts % groups != 0 || kept < 1 || kept > groups) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%lld of %lld groups of %lld experts cannot be chosen", (long long)kept,
-                          (long long)groups, (long long)experts);
+        return assay_refuse(ctx, "%lld of %lld groups of %lld experts cannot be chosen", (long long)kept,
+                            (long long)groups, (long long)experts);
     }
     int64_t size = experts / groups;
     int64_t most = config->top_k_in_group > 0 ? config->top_k_in_group : 2;
@@ -74,15 +74,14 @@ assay_status quad_select(assay_context *ctx, const assay_routing_config *config,
         if (status != ASSAY_OK) return status;
     }
     for (int64_t e = 0; e < experts; e++) {
-        if (isnanq(biased[e])) return assay_fail(ctx, ASSAY_BAD_INPUT, "the score of expert %lld is NaN", (long long)e);
+        if (isnanq(biased[e])) return assay_refuse(ctx, "the score of expert %lld is NaN", (long long)e);
         int64_t rank = allowed[e] ? rank_of(experts, biased, allowed, e) : k;
         if (rank >= k) continue;
         selected[rank] = (int32_t)e;
         chosen++;
     }
     if (chosen < k) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%lld experts are allowed, expected at least %lld", (long long)chosen,
-                          (long long)k);
+        return assay_refuse(ctx, "%lld experts are allowed, expected at least %lld", (long long)chosen, (long long)k);
     }
     *margin = half_gap(experts, biased, allowed, k);
     if (group_margin < *margin) *margin = group_margin;

@@ -24,9 +24,8 @@ const quad_tensor *quad_tensors_find(const quad_tensors *tensors, const char *pa
 
 assay_status quad_tensors_list(assay_context *ctx, quad_tensors *tensors, const char *path, const quad_tensor *tensor)
 {
-    if (strlen(path) >= ASSAY_PATH_SIZE) return assay_fail(ctx, ASSAY_BAD_INPUT, "the path '%s' is too long", path);
-    if (quad_tensors_find(tensors, path) != NULL)
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "the tensor '%s' is there twice", path);
+    if (strlen(path) >= ASSAY_PATH_SIZE) return assay_refuse(ctx, "the path '%s' is too long", path);
+    if (quad_tensors_find(tensors, path) != NULL) return assay_refuse(ctx, "the tensor '%s' is there twice", path);
     MUST(assay_grow(ctx, path, tensors->count + 1, sizeof *tensors->items, &tensors->items));
     tensors->items[tensors->count] = *tensor;
     memcpy(tensors->items[tensors->count++].path, path, strlen(path) + 1);
@@ -91,17 +90,16 @@ assay_status quad_tensors_stream(assay_context *ctx, quad_tensors *tensors, cons
 static assay_status check_tensor(assay_context *ctx, const quad_tensor *tensor, const char *path, int64_t count,
                                  bool indices)
 {
-    if (tensor == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "the tensor '%s' is missing", path);
+    if (tensor == NULL) return assay_refuse(ctx, "the tensor '%s' is missing", path);
     if (tensor->source != NULL) return assay_fail(ctx, ASSAY_INTERNAL, "'%s' is not in memory as a whole", path);
     if ((tensor->indices != NULL) != indices) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "'%s' holds %s, expected %s", path,
-                          tensor->indices != NULL ? "indices" : "numbers", indices ? "indices" : "numbers");
+        return assay_refuse(ctx, "'%s' holds %s, expected %s", path, tensor->indices != NULL ? "indices" : "numbers",
+                            indices ? "indices" : "numbers");
     }
     if (assay_shape_count(&tensor->shape) != count) {
         char text[128];
         assay_shape_text(&tensor->shape, text, sizeof text);
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "'%s' has the shape %s, expected %lld elements", path, text,
-                          (long long)count);
+        return assay_refuse(ctx, "'%s' has the shape %s, expected %lld elements", path, text, (long long)count);
     }
     return ASSAY_OK;
 }

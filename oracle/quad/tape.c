@@ -34,7 +34,7 @@ void quad_refuse(quad_tape *t, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
-    t->status = assay_fail(t->ctx, ASSAY_BAD_INPUT, "%s", message);
+    t->status = assay_refuse(t->ctx, "%s", message);
 }
 
 assay_context *quad_context(const quad_tape *t)
