@@ -18,7 +18,7 @@ static assay_status program_of(const assay_yaml *y, assay_case *c, assay_program
 
 static bool is_axis(const char *text)
 {
-    return ((text[0] >= 'A' && text[0] <= 'Z') || (text[0] >= 'a' && text[0] <= 'z')) && text[1] == '\0';
+    return assay_program_is_axis(text[0]) && text[1] == '\0';
 }
 
 assay_status assay_case_read_size(const assay_yaml *y, assay_case *c, const char *axis, const yaml_node_t *key_node,
@@ -121,19 +121,69 @@ assay_status assay_case_read_declared(const assay_yaml *y, assay_case *c, bool w
     return ASSAY_OK;
 }
 
-static assay_status read_line(const assay_yaml *y, assay_case *c, bool output, const assay_yaml_walk *w)
+/* --- loops: the lines of all rounds, each with a name of its own --- */
+
+typedef struct loop {
+    char axis; /* of a scan; else '\0' */
+    int64_t round;
+} loop;
+
+/* How many lines have that name; *last is the last one's own, without one it is a tensor's. */
+static int lines_of(const assay_program *p, const char *name, const char **last)
+{
+    int count = 0;
+    *last = name;
+    for (int i = 0; i < p->line_count; i++) {
+        if (p->lines[i].output || strcmp(p->lines[i].of, name) != 0) continue;
+        *last = p->lines[i].name;
+        count++;
+    }
+    return count;
+}
+
+/* The text with what its names stand for now; at(x) is x at the round's index of a scan's axis. false: it is too long. */
+static bool put_names(const assay_program *p, const loop *within, const char *from, char *to, size_t size)
+{
+    size_t used = 0;
+    while (*from != '\0' && used < size) {
+        const bool at = within != NULL && within->axis != '\0' && strncmp(from, "at(", 3) == 0;
+        from += at ? 3 : 0;
+        const size_t name = assay_program_name_length(from), number = strspn(from, "0123456789.eE+-");
+        size_t length = name > 0 ? name : number > 0 ? number : 1;
+        char word[ASSAY_PROGRAM_TEXT];
+        if (*from == '"' || *from == '\'') length = strcspn(from + 1, (char[]){*from, '\0'}) + 2;
+        snprintf(word, sizeof word, "%.*s", (int)length, from);
+        from += strnlen(from, length);
+        const char *now = word;
+        if (name > 0 && *from != '(' && *from != '=') lines_of(p, word, &now);
+        used += (size_t)(at ? snprintf(to + used, size - used, "slice(\"%c->\", %s, first=%" PRId64, within->axis, now,
+                                       within->round)
+                            : snprintf(to + used, size - used, "%s", now));
+    }
+    return used < size;
+}
+
+static assay_status read_line(const assay_yaml *y, assay_case *c, bool output, const loop *within,
+                              const assay_yaml_walk *w)
 {
     assay_program *p;
     assay_program_line line = {.output = output};
+    char text[ASSAY_PROGRAM_TEXT];
+    const char *last;
     if (!assay_program_is_name(w->key))
         return assay_yaml_refuse(
             y, w->key_node,
             "%.40s is no name, expected letters, digits and _, a letter first; a comma within {} ends "
             "a step, unless that stands in quotes: {y: \"add(x, o)\"}",
             w->key);
-    snprintf(line.name, sizeof line.name, "%s", w->key);
-    MUST(assay_yaml_text(y, w->value, w->key, line.text, sizeof line.text));
-    MUST(program_of(y, c, &p));
+    MUST(assay_yaml_text(y, w->value, w->key, text, sizeof text));
+    p = c->program;
+    snprintf(line.of, sizeof line.of, "%s", w->key);
+    memcpy(line.name, line.of, sizeof line.name);
+    if (within != NULL) snprintf(line.name, sizeof line.name, "%.28s_%d", line.of, lines_of(p, line.of, &last));
+    if (!put_names(p, within, text, line.text, sizeof line.text))
+        return assay_yaml_refuse(y, w->value, "%s is longer than %d letters with the names of its round", line.name,
+                                 ASSAY_PROGRAM_TEXT - 1);
     if (y->located) {
         line.line = (int)w->value->start_mark.line + 1;
         line.column = (int)w->value->start_mark.column + 1 + (w->value->data.scalar.style != YAML_PLAIN_SCALAR_STYLE);
@@ -141,72 +191,157 @@ static assay_status read_line(const assay_yaml *y, assay_case *c, bool output, c
     return assay_program_add_line(y->ctx, p, &line);
 }
 
-static assay_status read_lines(const assay_yaml *y, assay_case *c, bool output, const yaml_node_t *node)
+/* An axis of a digit for parts of a stack. */
+static assay_status part_axis(const assay_yaml *y, const yaml_node_t *at, assay_program *p, int64_t size, char *axis)
 {
+    for (*axis = '0'; *axis <= '9'; ++*axis) {
+        int64_t *own = &p->sizes[(unsigned char)*axis];
+        if (*own == 0) *own = size;
+        if (*own == size) return ASSAY_OK;
+    }
+    return assay_yaml_refuse(y, at, "stack: all axes of digits have other sizes than %" PRId64, size);
+}
+
+/* A line `name` of the rounds [first, first + count) of a line, in parts where these are more than a step takes. */
+static assay_status put_stack(const assay_yaml *y, const yaml_node_t *at, assay_program *p, const char *name,
+                              const char *of, int64_t first, int64_t count, char axis)
+{
+    assay_program_line line = {.line = 0};
+    char axes[2 * ASSAY_PROGRAM_OPERANDS + 1] = "", operands[ASSAY_PROGRAM_TEXT - 40] = "";
+    int64_t piece = 1, each;
+    while (piece * ASSAY_PROGRAM_OPERANDS < count) piece *= ASSAY_PROGRAM_OPERANDS;
+    for (int64_t i = 0; i < count; i += each) {
+        char part[ASSAY_PROGRAM_NAME + 20], of_part = '\0';
+        each = piece < count - i ? piece : count - i;
+        snprintf(part, sizeof part, "%.28s_%" PRId64, piece > 1 ? name : of, piece > 1 ? i / piece : first + i);
+        if (piece > 1) MUST(part_axis(y, at, p, each, &of_part));
+        if (piece > 1) MUST(put_stack(y, at, p, part, of, first + i, each, of_part));
+        if (piece > 1) snprintf(axes + strlen(axes), 3, "%s%c", i == 0 ? "" : ",", of_part);
+        snprintf(operands + strlen(operands), sizeof operands - strlen(operands), ", %s", part);
+    }
+    snprintf(line.name, sizeof line.name, "%s", name);
+    memcpy(line.of, line.name, sizeof line.of);
+    snprintf(line.text, sizeof line.text, "concatenate(\"%s->%c\"%s)", axes, axis, operands);
+    return assay_program_add_line(y->ctx, p, &line);
+}
+
+static assay_status read_stack(const assay_yaml *y, assay_program *p, char axis, const assay_yaml_walk *w)
+{
+    char of[ASSAY_PROGRAM_NAME];
+    const char *last;
+    MUST(assay_yaml_text(y, w->value, w->key, of, sizeof of));
+    const int64_t count = p->sizes[(unsigned char)axis], first = lines_of(p, of, &last) - count;
+    if (axis == '\0' || first < 0 || strlen(of) > 28 || strlen(w->key) > 28 || !assay_program_is_name(w->key))
+        return assay_yaml_refuse(y, w->value, "stack has %.40s, expected a line of the scan, of at most 28 letters",
+                                 of);
+    return put_stack(y, w->value, p, w->key, of, first, count, axis);
+}
+
+/* NAME: {repeat: 20, steps: {..}}, or {scan: T, steps: {..}, stack: {hs: h}}. */
+static assay_status read_loop(const assay_yaml *y, assay_case *c, const assay_yaml_walk *of)
+{
+    const yaml_node_t *steps = NULL, *stack = NULL;
+    loop within = {.round = 0};
+    int64_t rounds = 0;
+    char axis[ASSAY_TEXT_SIZE] = "";
     assay_status status = ASSAY_OK;
-    for (assay_yaml_walk w = assay_yaml_pairs(y, node, output ? "outputs" : "steps"); assay_yaml_next(&w, &status);)
-        status = read_line(y, c, output, &w);
+    for (assay_yaml_walk w = assay_yaml_pairs(y, of->value, of->key); assay_yaml_next(&w, &status);) {
+        if (strcmp(w.key, "steps") == 0) steps = w.value;
+        if (strcmp(w.key, "stack") == 0) stack = w.value;
+        if (strcmp(w.key, "repeat") == 0) status = assay_yaml_integer(y, w.value, w.key, 1, INT32_MAX, &rounds);
+        if (strcmp(w.key, "scan") == 0) status = assay_yaml_text(y, w.value, w.key, axis, sizeof axis);
+    }
+    MUST(status);
+    if (is_axis(axis)) rounds = c->program->sizes[(unsigned char)(within.axis = axis[0])];
+    if (rounds == 0 || steps == NULL ||
+        of->value->data.mapping.pairs.top - of->value->data.mapping.pairs.start != 2 + (stack != NULL))
+        return assay_yaml_refuse(y, of->key_node,
+                                 "%s is expected to be {repeat: 20, steps: {..}} or, of an axis T, {scan: T, steps: "
+                                 "{..}, stack: {..}}",
+                                 of->key);
+    for (; within.round < rounds; within.round++)
+        for (assay_yaml_walk w = assay_yaml_pairs(y, steps, of->key); assay_yaml_next(&w, &status);)
+            status = read_line(y, c, false, &within, &w);
+    if (status != ASSAY_OK || stack == NULL) return status;
+    for (assay_yaml_walk w = assay_yaml_pairs(y, stack, "stack"); assay_yaml_next(&w, &status);)
+        status = read_stack(y, c->program, within.axis, &w);
     return status;
 }
 
-/* The lines of that name, a step's and an output's. */
-static assay_status lines_called(const assay_yaml *y, assay_case *c, const yaml_node_t *at, const char *key,
-                                 const char *name, assay_program_line *lines[2])
+static assay_status read_lines(const assay_yaml *y, assay_case *c, const char *key, const yaml_node_t *node)
 {
-    int count = 0;
-    lines[0] = lines[1] = NULL;
-    for (int i = 0; c->program != NULL && i < c->program->line_count && count < 2; i++)
-        if (strcmp(c->program->lines[i].name, name) == 0) lines[count++] = &c->program->lines[i];
-    return count > 0 ? ASSAY_OK : assay_yaml_refuse(y, at, "%s has %.40s, which is no step", key, name);
+    const bool output = strcmp(key, "outputs") == 0;
+    assay_program *p;
+    assay_status status = program_of(y, c, &p);
+    for (assay_yaml_walk w = assay_yaml_pairs(y, node, key); assay_yaml_next(&w, &status);)
+        status =
+            !output && w.value->type == YAML_MAPPING_NODE ? read_loop(y, c, &w) : read_line(y, c, output, NULL, &w);
+    return status;
 }
 
-static assay_status read_stored(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
+/* The next line of that name, a step's, that of each round, or an output's; NULL: there is none from *i on. */
+static assay_program_line *next_called(assay_case *c, const char *name, int *i)
+{
+    for (; c->program != NULL && *i < c->program->line_count; ++*i) {
+        assay_program_line *line = &c->program->lines[*i];
+        if (strcmp(line->name, name) == 0 || strcmp(line->of, name) == 0) return line;
+    }
+    return NULL;
+}
+
+static assay_status require_step(const assay_yaml *y, assay_case *c, const yaml_node_t *at, const char *key,
+                                 const char *name)
+{
+    if (next_called(c, name, &(int){0}) != NULL) return ASSAY_OK;
+    return assay_yaml_refuse(y, at, "%s has %.40s, which is no step", key, name);
+}
+
+static assay_status read_stored(const assay_yaml *y, assay_case *c, const char *key, const yaml_node_t *node)
 {
     OWNED_BY(assay_text_list_free) assay_text_list list = {0};
-    assay_program_line *lines[2];
-    MUST(assay_yaml_list(y, node, "stored", &list));
+    MUST(assay_yaml_list(y, node, key, &list));
     for (int i = 0; i < list.count; i++) {
-        MUST(lines_called(y, c, node, "stored", list.items[i], lines));
-        for (int k = 0; k < 2 && lines[k] != NULL; k++) lines[k]->stored = true;
+        assay_program_line *line;
+        MUST(require_step(y, c, node, key, list.items[i]));
+        for (int k = 0; (line = next_called(c, list.items[i], &k)) != NULL; k++) line->stored = true;
     }
     return ASSAY_OK;
 }
 
 /* All is every line that is not stored. */
-static assay_status read_fused(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
+static assay_status read_fused(const assay_yaml *y, assay_case *c, const char *key, const yaml_node_t *node)
 {
     OWNED_BY(assay_text_list_free) assay_text_list list = {0};
-    assay_program_line *lines[2];
     if (node->type == YAML_SCALAR_NODE && strcmp((const char *)node->data.scalar.value, "all") == 0) {
         for (int i = 0; c->program != NULL && i < c->program->line_count; i++)
             c->program->lines[i].fused = !c->program->lines[i].stored;
         return ASSAY_OK;
     }
-    MUST(assay_yaml_list(y, node, "fused", &list));
+    MUST(assay_yaml_list(y, node, key, &list));
     for (int i = 0; i < list.count; i++) {
-        MUST(lines_called(y, c, node, "fused", list.items[i], lines));
-        for (int k = 0; k < 2 && lines[k] != NULL; k++) {
-            if (lines[k]->stored)
-                MUST(assay_yaml_refuse(y, node, "fused has %.40s, which stored has too", list.items[i]));
-            lines[k]->fused = true;
+        assay_program_line *line;
+        MUST(require_step(y, c, node, key, list.items[i]));
+        for (int k = 0; (line = next_called(c, list.items[i], &k)) != NULL; k++) {
+            if (line->stored) MUST(assay_yaml_refuse(y, node, "fused has %.40s, which stored has too", list.items[i]));
+            line->fused = true;
         }
     }
     return ASSAY_OK;
 }
 
-static assay_status read_accumulate(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
+static assay_status read_accumulate(const assay_yaml *y, assay_case *c, const char *key, const yaml_node_t *node)
 {
     assay_status status = ASSAY_OK;
-    assay_program_line *lines[2];
-    for (assay_yaml_walk w = assay_yaml_pairs(y, node, "accumulate"); assay_yaml_next(&w, &status);) {
+    assay_program_line *line;
+    for (assay_yaml_walk w = assay_yaml_pairs(y, node, key); assay_yaml_next(&w, &status);) {
         char name[ASSAY_TEXT_SIZE];
         assay_dtype type;
-        MUST(lines_called(y, c, w.key_node, "accumulate", w.key, lines));
+        MUST(require_step(y, c, w.key_node, key, w.key));
         MUST(assay_yaml_text(y, w.value, w.key, name, sizeof name));
         const bool known = assay_dtype_from_name(name, &type) &&
                            (type == ASSAY_FLOAT32 || type == ASSAY_BFLOAT16 || type == ASSAY_FLOAT16);
         if (!known) return assay_yaml_refuse_value(y, w.value, w.key, "float32, bfloat16 or float16");
-        for (int k = 0; k < 2 && lines[k] != NULL; k++) lines[k]->sums = type;
+        for (int k = 0; (line = next_called(c, w.key, &k)) != NULL; k++) line->sums = type;
     }
     return status;
 }
@@ -236,39 +371,21 @@ assay_status assay_case_check_program(assay_context *ctx, const assay_case *c)
     return assay_case_compile(ctx, c->name, &copy);
 }
 
-static assay_status read_sizes(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
+static assay_status read_each(const assay_yaml *y, assay_case *c, const char *key, const yaml_node_t *node)
 {
     assay_status status = ASSAY_OK;
-    for (assay_yaml_walk w = assay_yaml_pairs(y, node, "sizes"); assay_yaml_next(&w, &status);)
-        status = assay_case_read_size(y, c, w.key, w.key_node, w.value);
+    for (assay_yaml_walk w = assay_yaml_pairs(y, node, key); assay_yaml_next(&w, &status);)
+        status = strcmp(key, "sizes") == 0 ? assay_case_read_size(y, c, w.key, w.key_node, w.value)
+                                           : assay_case_read_declared(y, c, true, w.key, w.key_node, w.value);
     return status;
-}
-
-static assay_status read_weights(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
-{
-    assay_status status = ASSAY_OK;
-    for (assay_yaml_walk w = assay_yaml_pairs(y, node, "weights"); assay_yaml_next(&w, &status);)
-        status = assay_case_read_declared(y, c, true, w.key, w.key_node, w.value);
-    return status;
-}
-
-static assay_status read_steps(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
-{
-    return read_lines(y, c, false, node);
-}
-
-static assay_status read_outputs(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
-{
-    return read_lines(y, c, true, node);
 }
 
 /* Keys that only a program has, in the order in which they can be read. */
 static const struct {
     const char *key;
-    assay_status (*read)(const assay_yaml *y, assay_case *c, const yaml_node_t *node);
-} KEYS[] = {{"sizes", read_sizes},          {"weights", read_weights}, {"steps", read_steps},
-            {"outputs", read_outputs},      {"stored", read_stored},   {"fused", read_fused},
-            {"accumulate", read_accumulate}};
+    assay_status (*read)(const assay_yaml *y, assay_case *c, const char *key, const yaml_node_t *node);
+} KEYS[] = {{"sizes", read_each},    {"weights", read_each}, {"steps", read_lines},          {"outputs", read_lines},
+            {"stored", read_stored}, {"fused", read_fused},  {"accumulate", read_accumulate}};
 enum { KEY_COUNT = sizeof KEYS / sizeof *KEYS };
 
 bool assay_case_is_of_program(const char *key)
@@ -292,7 +409,7 @@ assay_status assay_case_read_program(const assay_yaml *y, assay_case *c, const y
         while (assay_yaml_next(&w, &status)) {
             if (strcmp(w.key, KEYS[i].key) != 0) continue;
             if (!program) return assay_yaml_refuse(y, w.key_node, "%s is for op program, this is op %s", w.key, c->op);
-            status = KEYS[i].read(y, c, w.value);
+            status = KEYS[i].read(y, c, w.key, w.value);
         }
         MUST(status);
     }
@@ -345,13 +462,6 @@ void assay_case_write_inputs(FILE *out, const assay_case *c)
     if (c->program != NULL) write_declared(out, c, false);
 }
 
-static bool has_weights(const assay_program *p)
-{
-    bool has = false;
-    for (int i = 0; i < p->tensor_count; i++) has |= p->tensors[i].weight;
-    return has;
-}
-
 static void write_names(FILE *out, const assay_program *p, const char *key, bool stored)
 {
     const char *between = ": [";
@@ -367,14 +477,16 @@ void assay_case_write_program(FILE *out, const assay_case *c)
 {
     const assay_program *p = c->program;
     const char *between = "";
+    bool weights = false;
     if (p == NULL) return;
+    for (int i = 0; i < p->tensor_count; i++) weights |= p->tensors[i].weight;
     fprintf(out, "sizes: {");
     for (int i = 0; i < ASSAY_PROGRAM_LETTERS; i++) {
         if (p->sizes[i] == 0) continue;
         fprintf(out, "%s%c: %" PRId64, between, (char)i, p->sizes[i]);
         between = ", ";
     }
-    fprintf(out, "}\nweights:%s\n", has_weights(p) ? "" : " {}");
+    fprintf(out, "}\nweights:%s\n", weights ? "" : " {}");
     write_declared(out, c, true);
     fprintf(out, "steps:%s\n", p->lines[0].output ? " {}" : "");
     write_lines(out, p, false);

@@ -139,7 +139,8 @@ static bool change_first(const step_place *a)
     const assay_tensor_row *x = &tensor_of(a, a->step->in[0])->row;
     if (a->step->kind != &graph_kind_slice) return false;
     const size_t axis = strcspn(x->axes, a->step->with.general.over);
-    const int64_t whole = x->shape.dims[axis], own = output_row(a)->shape.dims[axis];
+    const int64_t whole = x->shape.dims[axis],
+                  own = assay_tensor_row_count(output_row(a)) * whole / assay_tensor_row_count(x);
     if (whole == own) return false;
     a->to->with.general.first += a->step->with.general.first + own < whole ? 1 : -1;
     return true;
@@ -659,7 +660,8 @@ static bool step_read_interleaved(const step_place *a)
     int halves = 0;
     for (int i = 0; i < a->g->step_count; i++) {
         const graph_step *reader = &a->g->steps[i];
-        const bool cuts = reader->kind == &graph_kind_slice;
+        const bool cuts = reader->kind == &graph_kind_slice &&
+                          a->g->tensors[reader->out[0]].row.shape.rank == output_row(a)->shape.rank;
         halves += cuts && reader->in[0] == a->step->out[0] && columns == 2 * graph_last_axis(a->g, reader->out[0]);
     }
     return halves == 2 && columns > 2 && step_spoil(a, interleave, 0);

@@ -411,6 +411,16 @@ static const struct {
      "low is 1, expected at most high, which is -1"},
     {PROGRAM("T: 4", "x: {axes: [T], integers: [0, 9]}", "", " {}\n", "  y: mod(float(x), 0.5)\n"),
      "operand 2 of mod is expected to be a whole number, 1 or more"},
+    {PROGRAM("T: 4", "x: [T]", "", "\n  a: {repeat: 0, steps: {x: neg(x)}}\n", "  y: neg(x)\n"),
+     "repeat: expected a whole number from 1"},
+    {PROGRAM("T: 4", "x: [T]", "", "\n  a: {scan: S, steps: {h: at(x)}}\n", "  y: neg(x)\n"),
+     "a is expected to be {repeat: 20, steps: {..}} or, of an axis T, {scan: T, steps: {..}, stack: {..}}"},
+    {PROGRAM("T: 4", "x: [T]", "", "\n  a: {scan: T, steps: {h: neg(x)}, stack: {y: x}}\n", "  y: neg(x)\n"),
+     "stack has x, expected a line of the scan, of at most 28 letters"},
+    {PROGRAM("T: 4", "x: [T]", "", "\n  a: {repeat: 2, steps: {h: at(x)}}\n", "  y: neg(h)\n"), "there is no step at"},
+    {PROGRAM("T: 4", "x: [T]", "", "\n  a: {repeat: 2, steps: {h: exp(h)}}\n", "  y: neg(h)\n"),
+     "h_0: h is no input, weight or step before this one"},
+    {PROGRAM("T: 4", "x: [T]", "", " {}\n", "  y: 'concatenate(\"->T\", x, x)'\n"), "T is 4, and its parts are 2"},
     {"case: test/p\nop: program\nsizes: {T: 4}\ninputs: {x: [T]}\nsteps: {}\noutputs: {y: add(x, x)}\n",
      "test.yml:6:21: x) is no name, expected letters, digits and _, a letter first; a comma within {} ends a step, "
      "unless "

@@ -68,11 +68,12 @@ typedef struct slice {
 
 static slice slice_of(const assay_tensor_row *whole, const assay_tensor_row *of, int axis, int64_t first)
 {
-    slice p = {.outer = 1, .inner = 1, .whole = whole->shape.dims[axis], .count = of->shape.dims[axis], .first = first};
+    slice p = {.outer = 1, .inner = 1, .whole = whole->shape.dims[axis], .first = first};
     for (int i = 0; i < whole->shape.rank; i++) {
         if (i < axis) p.outer *= whole->shape.dims[i];
         if (i > axis) p.inner *= whole->shape.dims[i];
     }
+    p.count = assay_shape_count(&of->shape) / p.outer / p.inner; /* 1 where the part lacks the axis */
     return p;
 }
 
@@ -149,8 +150,8 @@ static assay_status check_indices(assay_context *ctx, const graph_call *c, int64
     const int64_t count = graph_in_size(c->graph, c->step, INDEX);
     for (int64_t i = 0; i < count; i++)
         if ((index[i] < 0 || index[i] >= most) && index[i] != c->step->with.general.passed_over)
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s[%" PRId64 "] is %d, expected 0 to %" PRId64,
-                              graph_row_in(c, INDEX)->name, i, index[i], most - 1);
+            return assay_refuse(ctx, "%s[%" PRId64 "] is %d, expected 0 to %" PRId64, graph_row_in(c, INDEX)->name, i,
+                                index[i], most - 1);
     return ASSAY_OK;
 }
 

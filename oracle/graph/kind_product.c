@@ -127,7 +127,8 @@ static int softmax_result(const graph_call *c, int p, char over, const assay_ten
         step = &g->steps[g->tensors[p].step];
         if (step->kind == &graph_kind_softmax) break;
         const bool cast = step->kind == &graph_kind_map && step->with.general.function == GRAPH_MAP_cast;
-        const bool stays = cast || step->kind == &graph_kind_slice;
+        const bool stays =
+            cast || (step->kind == &graph_kind_slice && row_of(g, step->in[0])->shape.rank == row_of(g, p)->shape.rank);
         const bool moves = !stays && step->with.general.function == 0;
         if (!stays && (step->kind != &graph_kind_order || graph_size(g, step->in[0]) != graph_size(g, p))) return 0;
         if (moves && strcmp((*rows)->axes, row_of(g, p)->axes) != 0) return 0;

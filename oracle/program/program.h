@@ -43,6 +43,7 @@ typedef struct assay_program_line {
     char name[ASSAY_PROGRAM_NAME],
         path[ASSAY_PROGRAM_NAME + 16];                     /* "n", "checkpoints/n"; of a choice "routing/n/top_k" */
     char coded[ASSAY_CODED_COUNT][ASSAY_PROGRAM_NAME + 8]; /* "q/x", "q/codes", "q/scale"; "": it quantises nothing */
+    char of[ASSAY_PROGRAM_NAME]; /* the name as it was written, which the lines of a loop share */
     char text[ASSAY_PROGRAM_TEXT];
     bool output;
     bool fused, stored; /* a correct kernel keeps its intermediates in registers; stores them */
@@ -103,6 +104,10 @@ typedef struct assay_program_place {
 
 /* Whether a text may be a name: a letter, then letters, digits and _. */
 bool assay_program_is_name(const char *text);
+/* A letter or a digit. */
+bool assay_program_is_axis(char letter);
+/* 0: it begins with none. */
+size_t assay_program_name_length(const char *text);
 /* The tensor of that name; NULL: there is none. */
 const assay_program_tensor *assay_program_find(const assay_program *p, const char *name);
 

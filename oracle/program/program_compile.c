@@ -30,7 +30,7 @@ static assay_status refuse(compiler *c, const char *at, const char *format, ...)
     vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
     c->wrong = at;
-    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%s", message);
+    return assay_refuse(c->ctx, "%s", message);
 }
 
 static void skip_spaces(compiler *c)
@@ -51,7 +51,7 @@ static bool begins_name(char c)
     return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_';
 }
 
-static size_t name_length(const char *at)
+size_t assay_program_name_length(const char *at)
 {
     size_t length = 0;
     while (begins_name(at[length]) || (length > 0 && at[length] >= '0' && at[length] <= '9')) length++;
@@ -60,7 +60,7 @@ static size_t name_length(const char *at)
 
 bool assay_program_is_name(const char *text)
 {
-    const size_t length = name_length(text);
+    const size_t length = assay_program_name_length(text);
     return length > 0 && text[length] == '\0' && length < ASSAY_PROGRAM_NAME;
 }
 
@@ -157,7 +157,7 @@ static assay_status read_value(compiler *c, const assay_program_parameter *param
                       parameter->kind == 'a' ? "axes" : "a word");
     }
     if (parameter->kind == 'f') {
-        const size_t length = name_length(at);
+        const size_t length = assay_program_name_length(at);
         value->number = is_called("true", at, length);
         if (value->number == 0 && !is_called("false", at, length))
             return refuse(c, at, "%s is expected to be true or false", parameter->name);
@@ -190,7 +190,7 @@ static assay_status read_argument(compiler *c, assay_program_node *node, bool *g
 {
     skip_spaces(c);
     const char *at = c->at;
-    const size_t length = name_length(at);
+    const size_t length = assay_program_name_length(at);
     const char *behind = at + length;
     while (*behind == ' ') behind++;
     const char *quoted = node->step->parameters[0].kind == 't' ? node->step->parameters[0].name : "axes";
@@ -264,7 +264,7 @@ static assay_status read_expression(compiler *c, int *place)
 {
     skip_spaces(c);
     const char *at = c->at;
-    const size_t length = name_length(at);
+    const size_t length = assay_program_name_length(at);
     *place = 0;
     if (++c->depth > DEEPEST) return refuse(c, at, "expressions are nested deeper than %d", DEEPEST);
     if (begins_number(at)) {
@@ -334,7 +334,7 @@ static assay_status check_names(assay_context *ctx, const assay_program *p, assa
         for (int k = 0; k < i; k++)
             taken |= p->lines[k].output == line->output && strcmp(p->lines[k].name, line->name) == 0;
         *place = (assay_program_place){i, 0, -1};
-        if (taken) return assay_fail(ctx, ASSAY_BAD_INPUT, "the name %s is taken", line->name);
+        if (taken) return assay_refuse(ctx, "the name %s is taken", line->name);
     }
     *place = (assay_program_place){-1, 0, -1};
     return ASSAY_OK;
@@ -347,11 +347,8 @@ static assay_status put_tensor(compiler *c, int i)
     int place;
     for (const char *axis = t->axes; *axis != '\0'; axis++) {
         const int64_t size = c->p->sizes[(unsigned char)*axis % ASSAY_PROGRAM_LETTERS];
-        if (size == 0)
-            return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%s has the axis %c, which has no size in sizes", t->name,
-                              *axis);
-        if (strchr(axis + 1, *axis) != NULL)
-            return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%s has the axis %c twice", t->name, *axis);
+        if (size == 0) return assay_refuse(c->ctx, "%s has the axis %c, which has no size in sizes", t->name, *axis);
+        if (strchr(axis + 1, *axis) != NULL) return assay_refuse(c->ctx, "%s has the axis %c twice", t->name, *axis);
         node.shape.dims[node.shape.rank++] = size;
     }
     memcpy(node.axes, t->axes, sizeof node.axes);
@@ -367,18 +364,17 @@ static assay_status check_readers(assay_context *ctx, const assay_program *p, as
         const assay_program_node *node = &p->nodes[i];
         if (node->readers > 0) continue;
         *place = (assay_program_place){-1, 0, node->input};
-        if (node->input >= 0)
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is read by no step", p->tensors[node->input].name);
+        if (node->input >= 0) return assay_refuse(ctx, "%s is read by no step", p->tensors[node->input].name);
         *place = (assay_program_place){node->line, 0, -1};
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is read by no step, and is no output", p->lines[node->line].name);
+        return assay_refuse(ctx, "%s is read by no step, and is no output", p->lines[node->line].name);
     }
     for (int axis = 0; axis < ASSAY_PROGRAM_LETTERS; axis++) {
         bool used = p->sizes[axis] == 0;
         for (int i = 1; i < p->node_count && !used; i++) used = strchr(p->nodes[i].axes, axis) != NULL;
-        if (!used) return assay_fail(ctx, ASSAY_BAD_INPUT, "sizes has %c, which no tensor has", (char)axis);
+        if (!used) return assay_refuse(ctx, "sizes has %c, which no tensor has", (char)axis);
     }
     for (int i = 0; i < p->line_count; i++) outputs |= p->lines[i].output;
-    return outputs ? ASSAY_OK : assay_fail(ctx, ASSAY_BAD_INPUT, "outputs is missing: the program gives nothing");
+    return outputs ? ASSAY_OK : assay_refuse(ctx, "outputs is missing: the program gives nothing");
 }
 
 /* equal(float(ids), -100), in either order: what labels are that a loss passes over. */

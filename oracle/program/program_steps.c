@@ -23,14 +23,13 @@ static assay_status set_axes(check *c, const char *axes)
     const size_t rank = strlen(axes);
     int64_t count;
     if (rank > ASSAY_MAX_RANK)
-        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%s gives the axes %s, expected at most %d", node->step->name, axes,
-                          ASSAY_MAX_RANK);
+        return assay_refuse(c->ctx, "%s gives the axes %s, expected at most %d", node->step->name, axes,
+                            ASSAY_MAX_RANK);
     for (size_t i = 0; i < rank; i++) {
         const int64_t size = c->p->sizes[(unsigned char)axes[i] % ASSAY_PROGRAM_LETTERS];
-        if (size == 0) return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axis %c has no size in sizes", axes[i]);
+        if (size == 0) return assay_refuse(c->ctx, "the axis %c has no size in sizes", axes[i]);
         if (strchr(axes + i + 1, axes[i]) != NULL)
-            return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%s gives the axis %c twice: %s", node->step->name, axes[i],
-                              axes);
+            return assay_refuse(c->ctx, "%s gives the axis %c twice: %s", node->step->name, axes[i], axes);
         node->shape.dims[i] = size;
     }
     node->shape.rank = (int)rank;
@@ -77,8 +76,8 @@ static assay_status compared(check *c)
     for (int i = 0; i < 2; i++) {
         const assay_program_node *x = operand(c, i);
         if (!x->exact && !(x->step == NULL && x->input < 0))
-            return assay_fail(
-                c->ctx, ASSAY_BAD_INPUT,
+            return assay_refuse(
+                c->ctx,
                 "operand %d of %s is expected to follow from whole numbers without a rounding, as float(x) of indices",
                 i + 1, c->node->step->name);
     }
@@ -89,21 +88,20 @@ static assay_status divided(check *c)
 {
     const assay_program_node *by = operand(c, 1);
     if (by->step == NULL && by->input < 0 && by->number >= 1 && by->number == rint(by->number)) return compared(c);
-    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "operand 2 of %s is expected to be a whole number, 1 or more",
-                      c->node->step->name);
+    return assay_refuse(c->ctx, "operand 2 of %s is expected to be a whole number, 1 or more", c->node->step->name);
 }
 
 static assay_status masked(check *c)
 {
     if (operand(c, 0)->integers || operand(c, 0)->exact) return as_all(c);
-    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "operand 1 of where is expected to be whole numbers: where(mask, a, b)");
+    return assay_refuse(c->ctx, "operand 1 of where is expected to be whole numbers: where(mask, a, b)");
 }
 
 static assay_status require_axis_of(check *c, char axis, const char *axes)
 {
     if (strchr(axes, axis) != NULL) return ASSAY_OK;
-    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "over has the axis %c, expected axes of %s", axis,
-                      axes[0] == '\0' ? "a tensor with axes" : axes);
+    return assay_refuse(c->ctx, "over has the axis %c, expected axes of %s", axis,
+                        axes[0] == '\0' ? "a tensor with axes" : axes);
 }
 
 static assay_status reduced(check *c)
@@ -122,7 +120,7 @@ static assay_status require_one_axis(check *c)
 {
     const char *over = assay_program_axes(c->node, "over");
     if (strlen(over) == 1) return require_axis_of(c, over[0], operand(c, 0)->axes);
-    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "over is \"%s\", expected one axis", over);
+    return assay_refuse(c->ctx, "over is \"%s\", expected one axis", over);
 }
 
 static assay_status along_one(check *c)
@@ -137,10 +135,15 @@ static assay_status without_one(check *c)
     return reduced(c);
 }
 
+bool assay_program_is_axis(char letter)
+{
+    return (letter >= 'A' && letter <= 'Z') || (letter >= 'a' && letter <= 'z') || (letter >= '0' && letter <= '9');
+}
+
 static bool read_letters(const char **at, char to[ASSAY_MAX_RANK + 1])
 {
     size_t count = 0;
-    for (; (**at >= 'A' && **at <= 'Z') || (**at >= 'a' && **at <= 'z'); ++*at) {
+    for (; assay_program_is_axis(**at); ++*at) {
         if (count == ASSAY_MAX_RANK) return false;
         to[count++] = **at;
     }
@@ -165,24 +168,22 @@ static assay_status pattern_of(check *c, int operands, assay_program_pattern_of 
 {
     const char *text = assay_program_axes(c->node, "axes");
     if (!assay_program_pattern(text, p))
-        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axes are \"%s\", expected letters such as \"TD,DF->TF\"", text);
+        return assay_refuse(c->ctx, "the axes are \"%s\", expected letters such as \"TD,DF->TF\"", text);
     if (p->count != operands)
-        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "\"%s\" is of %d operands, expected %d", text, p->count, operands);
+        return assay_refuse(c->ctx, "\"%s\" is of %d operands, expected %d", text, p->count, operands);
     for (int i = 0; i < p->count; i++) {
         const assay_program_node *x = operand(c, i);
         if ((int)strlen(p->in[i]) != x->shape.rank)
-            return assay_fail(c->ctx, ASSAY_BAD_INPUT, "\"%s\" has %s for an operand with the axes %s", text, p->in[i],
-                              x->axes);
+            return assay_refuse(c->ctx, "\"%s\" has %s for an operand with the axes %s", text, p->in[i], x->axes);
         for (int k = 0; k < x->shape.rank; k++) {
             const char letter = p->in[i][k];
             const int64_t size = c->p->sizes[(unsigned char)letter];
-            if (size == 0) return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axis %c has no size in sizes", letter);
+            if (size == 0) return assay_refuse(c->ctx, "the axis %c has no size in sizes", letter);
             if (size != x->shape.dims[k])
-                return assay_fail(c->ctx, ASSAY_BAD_INPUT,
-                                  "\"%s\" has %c, which is %" PRId64 ", for the axis %c, which is %" PRId64, text,
-                                  letter, size, x->axes[k], x->shape.dims[k]);
+                return assay_refuse(c->ctx, "\"%s\" has %c, which is %" PRId64 ", for the axis %c, which is %" PRId64,
+                                    text, letter, size, x->axes[k], x->shape.dims[k]);
             if (strchr(p->in[i] + k + 1, letter) != NULL)
-                return assay_fail(c->ctx, ASSAY_BAD_INPUT, "\"%s\" has %c twice in one operand", text, letter);
+                return assay_refuse(c->ctx, "\"%s\" has %c twice in one operand", text, letter);
         }
     }
     return ASSAY_OK;
@@ -195,11 +196,10 @@ static assay_status contracted(check *c)
     for (int i = 0; i < 2; i++)
         for (const char *axis = p.in[i]; *axis != '\0'; axis++)
             if (strchr(p.in[1 - i], *axis) == NULL && strchr(p.out, *axis) == NULL)
-                return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axis %c is in one operand alone: sum over it before",
-                                  *axis);
+                return assay_refuse(c->ctx, "the axis %c is in one operand alone: sum over it before", *axis);
     for (const char *axis = p.out; *axis != '\0'; axis++)
         if (strchr(p.in[0], *axis) == NULL && strchr(p.in[1], *axis) == NULL)
-            return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axis %c of the result is in no operand", *axis);
+            return assay_refuse(c->ctx, "the axis %c of the result is in no operand", *axis);
     return set_axes(c, p.out);
 }
 
@@ -213,14 +213,14 @@ static assay_status grouped(check *c)
     const bool fits = summed > 0 && strlen(w) > 1 + summed && strchr(x, w[0]) == NULL &&
                       strncmp(w + 1, x + 1, summed) == 0 && p.out[0] == x[0] && strcmp(p.out + 1, w + 1 + summed) == 0;
     if (!fits)
-        return assay_fail(
-            c->ctx, ASSAY_BAD_INPUT,
+        return assay_refuse(
+            c->ctx,
             "the axes are \"%s\", expected x with its rows first, w with its groups first, then the other "
             "axes of x, then those of the result: \"TD,EDF->TF\"",
             assay_program_axes(c->node, "axes"));
     if (strlen(sizes) != 1 || operand(c, 2)->shape.dims[0] != operand(c, 1)->shape.dims[0])
-        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the sizes of groups have the axes %s, expected the first one of %s",
-                          sizes, operand(c, 1)->axes);
+        return assay_refuse(c->ctx, "the sizes of groups have the axes %s, expected the first one of %s", sizes,
+                            operand(c, 1)->axes);
     return set_axes(c, p.out);
 }
 
@@ -241,33 +241,37 @@ static assay_status rearranged(check *c)
     MUST(pattern_of(c, 1, &p));
     for (const char *axis = p.in[0]; *axis != '\0'; axis++)
         if (strchr(p.out, *axis) == NULL)
-            return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axis %c is not in the result: sum over it instead", *axis);
+            return assay_refuse(c->ctx, "the axis %c is not in the result: sum over it instead", *axis);
     return set_axes(c, p.out);
+}
+
+static assay_status as_many(check *c)
+{
+    const int64_t from = assay_shape_count(&operand(c, 0)->shape), to = assay_shape_count(&c->node->shape);
+    if (from == to) return ASSAY_OK;
+    return assay_refuse(c->ctx, "%s has %" PRId64 " numbers, and %s has %" PRId64, operand(c, 0)->axes, from,
+                        c->node->axes, to);
 }
 
 static assay_status reshaped(check *c)
 {
-    const assay_program_node *x = operand(c, 0);
     MUST(set_axes(c, assay_program_axes(c->node, "axes")));
-    const int64_t from = assay_shape_count(&x->shape), to = assay_shape_count(&c->node->shape);
-    if (from == to) return ASSAY_OK;
-    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%s has %" PRId64 " numbers, and %s has %" PRId64, x->axes, from,
-                      c->node->axes, to);
+    return as_many(c);
 }
 
-/* "D->R": one axis, whose place is *at, becomes another of x's, all else stays. */
+/* "D->R": one axis, whose place is *at, becomes another of x's, or "D->" goes; all else stays. */
 static assay_status exchanged(check *c, int *at)
 {
     assay_program_pattern_of p;
     char axes[ASSAY_MAX_RANK + 1];
     const char *text = assay_program_axes(c->node, "axes"), *x = memcpy(axes, operand(c, 0)->axes, sizeof axes);
-    if (!assay_program_pattern(text, &p) || p.count != 1 || strlen(p.in[0]) != 1 || strlen(p.out) != 1)
-        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axes are \"%s\", expected one axis for another: \"D->R\"",
-                          text);
+    if (!assay_program_pattern(text, &p) || p.count != 1 || strlen(p.in[0]) != 1 || strlen(p.out) > 1)
+        return assay_refuse(c->ctx, "the axes are \"%s\", expected one axis for another: \"D->R\"", text);
     x = strchr(axes, p.in[0][0]);
-    if (x == NULL) return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axis %c is not among %s", p.in[0][0], axes);
+    if (x == NULL) return assay_refuse(c->ctx, "the axis %c is not among %s", p.in[0][0], axes);
     *at = (int)(x - axes);
     axes[*at] = p.out[0];
+    if (p.out[0] == '\0') memmove(axes + *at, x + 1, strlen(x + 1) + 1);
     return set_axes(c, axes);
 }
 
@@ -277,12 +281,13 @@ static assay_status sliced(check *c)
     MUST(exchanged(c, &at));
     const assay_program_node *x = operand(c, 0);
     const double first = assay_program_number(c->node, "first");
-    const int64_t size = c->node->shape.dims[at], all = x->shape.dims[at];
+    const bool goes = c->node->shape.rank < x->shape.rank;
+    const int64_t size = goes ? 1 : c->node->shape.dims[at], all = x->shape.dims[at];
     if (first == floor(first) && first >= 0 && first + (double)size <= (double)all) return ASSAY_OK;
-    return assay_fail(c->ctx, ASSAY_BAD_INPUT,
-                      "first is %g, expected a whole number from 0 to %" PRId64 ": %c has %" PRId64 " of the %" PRId64
-                      " of %c",
-                      first, all - size, c->node->axes[at], size, all, x->axes[at]);
+    return assay_refuse(c->ctx,
+                        "first is %g, expected a whole number from 0 to %" PRId64 ": %c has %" PRId64 " of the %" PRId64
+                        " of %c",
+                        first, all - size, goes ? '1' : c->node->axes[at], size, all, x->axes[at]);
 }
 
 /* As many of the last axis. */
@@ -292,19 +297,19 @@ static assay_status chosen(check *c)
     MUST(exchanged(c, &at));
     const assay_program_node *x = operand(c, 0);
     const int64_t all = x->shape.dims[at], own = c->node->shape.dims[at];
-    if (at + 1 != x->shape.rank)
-        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%c is not the last axis of %s", x->axes[at], x->axes);
+    if (at + 1 != x->shape.rank || c->node->shape.rank < x->shape.rank)
+        return assay_refuse(c->ctx, "%c is not the last axis of %s", x->axes[at], x->axes);
     c->node->integers = c->node->chosen = true;
     if (own <= all) return ASSAY_OK;
-    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%c has %" PRId64 ", expected at most the %" PRId64 " of %c",
-                      c->node->axes[at], own, all, x->axes[at]);
+    return assay_refuse(c->ctx, "%c has %" PRId64 ", expected at most the %" PRId64 " of %c", c->node->axes[at], own,
+                        all, x->axes[at]);
 }
 
 static assay_status whole(check *c)
 {
     c->node->integers = true;
     if (operand(c, 0)->exact) return as_first(c);
-    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "index is of numbers that follow from whole numbers without a rounding");
+    return assay_refuse(c->ctx, "index is of numbers that follow from whole numbers without a rounding");
 }
 
 /* Whole numbers along one axis, made of whole numbers. */
@@ -312,10 +317,10 @@ static assay_status integers_along(check *c)
 {
     const assay_shape *x = &operand(c, 0)->shape;
     const char *axes = assay_program_axes(c->node, "axes");
-    if (strlen(axes) != 1) return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axes are \"%s\", expected one axis", axes);
+    if (strlen(axes) != 1) return assay_refuse(c->ctx, "the axes are \"%s\", expected one axis", axes);
     if (assay_shape_count(x) > INT32_MAX)
-        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%s counts to %" PRId64 ", expected at most 2^31 - 1",
-                          c->node->step->name, assay_shape_count(x));
+        return assay_refuse(c->ctx, "%s counts to %" PRId64 ", expected at most 2^31 - 1", c->node->step->name,
+                            assay_shape_count(x));
     c->node->integers = true;
     return set_axes(c, axes);
 }
@@ -323,39 +328,37 @@ static assay_status integers_along(check *c)
 static assay_status sorted(check *c)
 {
     MUST(integers_along(c));
-    const int64_t from = assay_shape_count(&operand(c, 0)->shape), to = c->node->shape.dims[0];
-    if (from == to) return ASSAY_OK;
-    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%s has %" PRId64 " numbers, and %s has %" PRId64, operand(c, 0)->axes,
-                      from, c->node->axes, to);
+    return as_many(c);
 }
 
-/* "R,P->D": each operand has its own axis there, all else is the same. */
+/* "R,P->D": each operand has its own axis there, all else is the same; "->D": none has one, and the new one stands first. */
 static assay_status joined(check *c)
 {
     assay_program_pattern_of p;
-    char axes[ASSAY_MAX_RANK + 1] = "";
+    char axes[ASSAY_MAX_RANK + 2] = "";
     int64_t sum = 0;
     const char *text = assay_program_axes(c->node, "axes");
-    if (!assay_program_pattern(text, &p) || p.count != c->node->in_count || strlen(p.out) != 1)
-        return assay_fail(c->ctx, ASSAY_BAD_INPUT,
-                          "the axes are \"%s\", expected an axis of each operand and that of the result: \"R,P->D\"",
-                          text);
-    for (int i = 0; i < p.count; i++) {
-        char own[ASSAY_MAX_RANK + 1];
-        char *at = memcpy(own, operand(c, i)->axes, sizeof own);
-        at = strlen(p.in[i]) == 1 ? strchr(own, p.in[i][0]) : NULL;
-        if (at == NULL) return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axis \"%s\" is not among %s", p.in[i], own);
-        sum += operand(c, i)->shape.dims[at - own];
+    const bool pattern = assay_program_pattern(text, &p) && strlen(p.out) == 1,
+               stacks = pattern && p.count == 1 && p.in[0][0] == '\0';
+    if (!pattern || (p.count != c->node->in_count && !stacks))
+        return assay_refuse(
+            c->ctx, "the axes are \"%s\", expected an axis of each operand and that of the result: \"R,P->D\"", text);
+    for (int i = 0; i < c->node->in_count; i++) {
+        char own[ASSAY_MAX_RANK + 2], *at = own;
+        strcpy(own + stacks, operand(c, i)->axes);
+        if (!stacks) at = strlen(p.in[i]) == 1 ? strchr(own, p.in[i][0]) : NULL;
+        if (at == NULL) return assay_refuse(c->ctx, "the axis \"%s\" is not among %s", p.in[i], own);
+        sum += stacks ? 1 : operand(c, i)->shape.dims[at - own];
         *at = p.out[0];
         if (i > 0 && strcmp(own, axes) != 0)
-            return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%s has other axes than %s but for those that are joined",
-                              operand(c, i)->axes, operand(c, 0)->axes);
+            return assay_refuse(c->ctx, "%s has other axes than %s but for those that are joined", operand(c, i)->axes,
+                                operand(c, 0)->axes);
         memcpy(axes, own, sizeof axes);
     }
     MUST(set_axes(c, axes));
     if (sum != c->p->sizes[(unsigned char)p.out[0]])
-        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%c is %" PRId64 ", and its parts are %" PRId64, p.out[0],
-                          c->p->sizes[(unsigned char)p.out[0]], sum);
+        return assay_refuse(c->ctx, "%c is %" PRId64 ", and its parts are %" PRId64, p.out[0],
+                            c->p->sizes[(unsigned char)p.out[0]], sum);
     return ASSAY_OK;
 }
 
@@ -363,7 +366,7 @@ static assay_status gathered(check *c)
 {
     char axes[2 * ASSAY_MAX_RANK + 1];
     const assay_program_node *table = operand(c, 0);
-    if (table->shape.rank == 0) return assay_fail(c->ctx, ASSAY_BAD_INPUT, "gather takes rows of a tensor with axes");
+    if (table->shape.rank == 0) return assay_refuse(c->ctx, "gather takes rows of a tensor with axes");
     snprintf(axes, sizeof axes, "%s%s", operand(c, 1)->axes, table->axes + 1);
     return set_axes(c, axes);
 }
@@ -373,7 +376,7 @@ static assay_status require_rows(check *c)
 {
     const char *x = operand(c, 0)->axes, *index = operand(c, 1)->axes;
     if (strncmp(x, index, strlen(index)) == 0) return ASSAY_OK;
-    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%s does not begin with the axes of the second operand, %s", x, index);
+    return assay_refuse(c->ctx, "%s does not begin with the axes of the second operand, %s", x, index);
 }
 
 static assay_status scattered(check *c)
@@ -392,8 +395,7 @@ static assay_status picked(check *c)
     const int rank = x->shape.rank - 1;
     if (rank >= 0 && index->shape.rank >= rank && strncmp(x->axes, index->axes, (size_t)rank) == 0)
         return set_axes(c, index->axes);
-    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%s does not begin with all axes but the last one of %s", index->axes,
-                      x->axes);
+    return assay_refuse(c->ctx, "%s does not begin with all axes but the last one of %s", index->axes, x->axes);
 }
 
 /* Every operand behind x has x's last axis alone. */
@@ -401,12 +403,12 @@ static assay_status normalised(check *c)
 {
     const assay_program_node *x = operand(c, 0);
     const double epsilon = assay_program_number(c->node, "epsilon");
-    if (x->shape.rank == 0) return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%s takes rows", c->node->step->name);
+    if (x->shape.rank == 0) return assay_refuse(c->ctx, "%s takes rows", c->node->step->name);
     for (int i = 1; i < c->node->in_count; i++)
         if (strcmp(operand(c, i)->axes, x->axes + x->shape.rank - 1) != 0)
-            return assay_fail(c->ctx, ASSAY_BAD_INPUT, "operand %d has the axes %s, expected the last one of %s", i + 1,
-                              operand(c, i)->axes, x->axes);
-    if (!(epsilon >= 0)) return assay_fail(c->ctx, ASSAY_BAD_INPUT, "epsilon is %g, expected 0 or more", epsilon);
+            return assay_refuse(c->ctx, "operand %d has the axes %s, expected the last one of %s", i + 1,
+                                operand(c, i)->axes, x->axes);
+    if (!(epsilon >= 0)) return assay_refuse(c->ctx, "epsilon is %g, expected 0 or more", epsilon);
     return as_first(c);
 }
 
@@ -414,9 +416,9 @@ static assay_status convolved(check *c)
 {
     const assay_program_node *x = operand(c, 0), *w = operand(c, 1);
     if (x->shape.rank < 2 || w->shape.rank != 2 || w->axes[0] != x->axes[x->shape.rank - 1])
-        return assay_fail(c->ctx, ASSAY_BAD_INPUT,
-                          "the axes are %s and %s, expected x [..,T,C] and w [C,K] with the taps of a channel", x->axes,
-                          w->axes);
+        return assay_refuse(c->ctx,
+                            "the axes are %s and %s, expected x [..,T,C] and w [C,K] with the taps of a channel",
+                            x->axes, w->axes);
     return as_first(c);
 }
 
@@ -425,18 +427,17 @@ static assay_status rotated(check *c)
     const assay_program_node *x = operand(c, 0), *positions = operand(c, 1);
     MUST(require_rows(c));
     if (x->shape.rank <= positions->shape.rank || x->shape.rank > positions->shape.rank + 2)
-        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%s is expected to have one axis or two behind %s", x->axes,
-                          positions->axes);
+        return assay_refuse(c->ctx, "%s is expected to have one axis or two behind %s", x->axes, positions->axes);
     const int64_t width = x->shape.dims[x->shape.rank - 1];
     const double theta = assay_program_number(c->node, "theta");
     if (width % 2 != 0 || width > ASSAY_ROPE_DIM_MAX)
-        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%c is %" PRId64 ", expected an even number from 2 to %d",
-                          x->axes[x->shape.rank - 1], width, ASSAY_ROPE_DIM_MAX);
-    if (!(theta > 1)) return assay_fail(c->ctx, ASSAY_BAD_INPUT, "theta is %g, expected above 1", theta);
+        return assay_refuse(c->ctx, "%c is %" PRId64 ", expected an even number from 2 to %d",
+                            x->axes[x->shape.rank - 1], width, ASSAY_ROPE_DIM_MAX);
+    if (!(theta > 1)) return assay_refuse(c->ctx, "theta is %g, expected above 1", theta);
     const assay_program_node *frequencies = c->node->in_count > 2 ? operand(c, 2) : NULL;
     if (frequencies == NULL || (frequencies->input >= 0 && assay_shape_count(&frequencies->shape) == width / 2))
         return as_first(c);
-    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "frequencies are expected to be an input [%" PRId64 "]", width / 2);
+    return assay_refuse(c->ctx, "frequencies are expected to be an input [%" PRId64 "]", width / 2);
 }
 
 assay_rope_config assay_program_rope(const assay_program_node *node)
@@ -484,14 +485,14 @@ static assay_status check_attention(check *c)
     const assay_program_node *query = operand(c, 0), *value = operand(c, 2);
     const double window = assay_program_number(c->node, "window");
     if (!fits_attention(c))
-        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axes are %s, %s and %s%s%s, expected %s", query->axes,
-                          operand(c, 1)->axes, value->axes, c->node->in_count > 3 ? ", " : "",
-                          c->node->in_count > 3 ? operand(c, 3)->axes : "", form);
+        return assay_refuse(c->ctx, "the axes are %s, %s and %s%s%s, expected %s", query->axes, operand(c, 1)->axes,
+                            value->axes, c->node->in_count > 3 ? ", " : "",
+                            c->node->in_count > 3 ? operand(c, 3)->axes : "", form);
     if (window != floor(window) || window < 0)
-        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "window is %g, expected a whole number, 0 or more", window);
+        return assay_refuse(c->ctx, "window is %g, expected a whole number, 0 or more", window);
     if (query->shape.dims[2] % value->shape.dims[2] == 0) return ASSAY_OK;
-    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%c is %" PRId64 ", expected a divisor of %c, which is %" PRId64,
-                      value->axes[2], value->shape.dims[2], query->axes[2], query->shape.dims[2]);
+    return assay_refuse(c->ctx, "%c is %" PRId64 ", expected a divisor of %c, which is %" PRId64, value->axes[2],
+                        value->shape.dims[2], query->axes[2], query->shape.dims[2]);
 }
 
 static assay_status attended(check *c)
@@ -513,8 +514,7 @@ static assay_status scanned(check *c)
 {
     MUST(require_one_axis(c));
     if (strcmp(operand(c, 0)->axes, operand(c, 1)->axes) == 0) return as_first(c);
-    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axes are %s and %s, expected the same", operand(c, 0)->axes,
-                      operand(c, 1)->axes);
+    return assay_refuse(c->ctx, "the axes are %s and %s, expected the same", operand(c, 0)->axes, operand(c, 1)->axes);
 }
 
 void assay_program_state_axes(const char *query, const char *value, char state[ASSAY_MAX_RANK + 1])
@@ -536,8 +536,8 @@ static assay_status recurrent(check *c)
     fits &= strcmp(operand(c, 4)->axes, token) == 0;
     fits &= c->node->in_count < 6 || strcmp(operand(c, 5)->axes, state) == 0;
     if (fits) return set_axes(c, strcmp(c->node->step->name, "gated_delta_rule") == 0 ? value->axes : state);
-    return assay_fail(
-        c->ctx, ASSAY_BAD_INPUT,
+    return assay_refuse(
+        c->ctx,
         "the axes are %s, %s, %s, %s and %s, expected query [..,T,N,K], key [..,T,N,K], value [..,T,N,V], "
         "gate [..,T,N] or [..,T,N,K], beta [..,T,N], and state [..,N,K,V], if any",
         query->axes, operand(c, 1)->axes, value->axes, operand(c, 3)->axes, operand(c, 4)->axes);
@@ -546,7 +546,7 @@ static assay_status recurrent(check *c)
 static assay_status quantised(check *c)
 {
     MUST(as_first(c));
-    if (c->node->shape.rank == 0) return assay_fail(c->ctx, ASSAY_BAD_INPUT, "quantise takes rows");
+    if (c->node->shape.rank == 0) return assay_refuse(c->ctx, "quantise takes rows");
     c->node->coded = true;
     return assay_program_check_quantise(c->ctx, c->node);
 }
@@ -556,14 +556,14 @@ static assay_status kinked(check *c)
 {
     const double kink = assay_program_number(c->node, "kink"), least = strcmp(c->node->step->name, "abs") == 0 ? -1 : 0;
     if (kink >= least && kink <= 1) return as_all(c);
-    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "kink is %g, expected a number from %g to 1", kink, least);
+    return assay_refuse(c->ctx, "kink is %g, expected a number from %g to 1", kink, least);
 }
 
 static assay_status clamped(check *c)
 {
     const double low = assay_program_number(c->node, "low"), high = assay_program_number(c->node, "high");
     if (low <= high) return kinked(c);
-    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "low is %g, expected at most high, which is %g", low, high);
+    return assay_refuse(c->ctx, "low is %g, expected at most high, which is %g", low, high);
 }
 
 static assay_status rounded(check *c)
@@ -572,10 +572,10 @@ static assay_status rounded(check *c)
     const char *name = assay_program_axes(c->node, "type");
     if (!assay_dtype_from_name(name, &type) || type == ASSAY_INT32 || type == ASSAY_FLOAT64 ||
         type == ASSAY_FLOAT8_E8M0FNU)
-        return assay_fail(c->ctx, ASSAY_BAD_INPUT,
-                          "type is %s, expected bfloat16, float16 or another of fewer bits than "
-                          "float64",
-                          name);
+        return assay_refuse(c->ctx,
+                            "type is %s, expected bfloat16, float16 or another of fewer bits than "
+                            "float64",
+                            name);
     return as_first(c);
 }
 

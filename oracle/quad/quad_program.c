@@ -571,7 +571,7 @@ static quad_node slice(machine *m)
     const int axis = (int)(strchr(x->axes, of[0]) - x->axes);
     int64_t inner = 1, *index = quad_indices(m->t, count);
     for (int i = axis + 1; i < x->shape.rank; i++) inner *= x->shape.dims[i];
-    const int64_t own = m->node->shape.dims[axis], whole = x->shape.dims[axis];
+    const int64_t whole = x->shape.dims[axis], own = count * whole / count_of(x);
     for (int64_t i = 0; index != NULL && i < count; i++)
         index[i] = (i / inner / own * whole + first + i / inner % own) * inner + i % inner;
     return quad_gather(m->t, as_rows(m, x, 1), index, count);
@@ -583,7 +583,7 @@ static quad_node concatenate(machine *m)
     char axis[ASSAY_MAX_RANK + 1];
     quad_node y = 0;
     pattern_of(m, 0, axis);
-    const int place = (int)(strchr(operand(m, 0)->axes, axis[0]) - operand(m, 0)->axes);
+    const int place = axis[0] == '\0' ? 0 : (int)(strchr(operand(m, 0)->axes, axis[0]) - operand(m, 0)->axes);
     for (int i = 0; i < m->node->in_count; i++) {
         const named *x = operand(m, i);
         int64_t columns = 1;

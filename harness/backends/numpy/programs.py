@@ -372,7 +372,7 @@ class Machine:
 
     def step_slice(self, pattern, x, first=0):
         of, to = pattern.split("->")
-        place = (slice(None),) * x.axes.index(of) + (slice(int(first), int(first) + self.p.sizes[to]),)
+        place = (slice(None),) * x.axes.index(of) + (slice(int(first), int(first) + self.p.sizes[to]) if to else int(first),)
 
         def back(d):
             dx = np.zeros_like(x.value)
@@ -383,6 +383,8 @@ class Machine:
 
     def step_concatenate(self, pattern, *parts):
         of, to = pattern.split("->")
+        if not of:
+            return to + parts[0].axes, np.stack([t.value for t in parts]), lambda d: list(d)
         axis = parts[0].axes.index(of[0])
         ends = np.cumsum([t.value.shape[axis] for t in parts])[:-1]
         return parts[0].axes.replace(of[0], to), np.concatenate([t.value for t in parts], axis), lambda d: np.split(d, ends, axis)
