@@ -29,9 +29,8 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
                                  .local_expert_offset = m->local_expert_offset,
                                  .fused_weights = m->prefuse_moe_weights || m->fused_moe_mlp || m->fused_moe_func};
     const char *fused_key = m->prefuse_moe_weights ? "prefuse_moe_weights" : "fused_moe_mlp";
-    if ((m->prefuse_moe_weights || m->fused_moe_mlp) && !m->sparse_matmul) {
+    if ((m->prefuse_moe_weights || m->fused_moe_mlp) && !m->sparse_matmul)
         return assay_refuse(ctx, "%s needs sparse_matmul=true, found sparse_matmul=false", fused_key);
-    }
     MUST(assay_require_positive(ctx, "base_emb_dim", m->base_emb_dim));
     MUST(assay_require_positive(ctx, "base_moe_mlp_dim", m->base_moe_mlp_dim));
     MUST(assay_activation_of(ctx, m, 0, &config->activation));

@@ -55,9 +55,7 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *con
 static assay_status quantize_config_of(assay_context *ctx, const assay_case *c, void *config)
 {
     MUST(config_of(ctx, c, config));
-    if (c->dtype == ASSAY_FLOAT64) {
-        return assay_refuse(ctx, "dtype is float64, expected float32 or one of fewer bits");
-    }
+    if (c->dtype == ASSAY_FLOAT64) return assay_refuse(ctx, "dtype is float64, expected float32 or one of fewer bits");
     return assay_quantize_check(ctx, "quant_", config);
 }
 

@@ -62,27 +62,24 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
                                    .dense_layers = m->first_num_dense_layers,
                                    .single = single,
                                    .epsilon = m->normalization_layer_epsilon};
-    if (config->layers < 1 || config->layers > LAYERS_MAX) {
+    if (config->layers < 1 || config->layers > LAYERS_MAX)
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_base_num_decoder_layers, "1 to %d", LAYERS_MAX);
-    }
     if (c->only_layer >= config->layers) {
         return assay_refuse(ctx, "only_layer is %" PRId64 ", expected 0 to %" PRId64, c->only_layer,
                             config->layers - 1);
     }
-    if (c->only_layer >= 0 && m->use_batch_split_schedule) {
+    if (c->only_layer >= 0 && m->use_batch_split_schedule)
         return assay_refuse(ctx, "only_layer has no use with use_batch_split_schedule: layers overlap");
-    }
     if (c->only_layer >= 0) {
         config->first_layer = c->only_layer;
         config->layers = c->only_layer + 1;
     }
     if (config->dense_layers > config->layers) config->dense_layers = config->layers;
     config->attention = assay_layer_is_grouped(m) ? ASSAY_LAYER_GQA : ASSAY_LAYER_MLA;
-    if (config->attention == ASSAY_LAYER_GQA) {
+    if (config->attention == ASSAY_LAYER_GQA)
         MUST(grouped_config_of(ctx, c, config));
-    } else {
+    else
         MUST(assay_mla_config_of(ctx, c, &config->mla));
-    }
     if (m->first_num_hash_layers > 0) {
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_first_num_hash_layers,
                                 "0: op %s has no input_ids for hash routing", c->op);
@@ -97,9 +94,8 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
     MUST(assay_sharding_of(ctx, c, &config->sharding));
     MUST(assay_check_hidden_moe(ctx, &config->moe, &config->sharding));
     if (!m->use_batch_split_schedule) MUST(assay_check_recipe_moe(ctx, &config->moe, 1));
-    if (m->use_batch_split_schedule && assay_quantises_hidden(c)) {
+    if (m->use_batch_split_schedule && assay_quantises_hidden(c))
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_quant_hidden_format, "none with use_batch_split_schedule");
-    }
     if (m->weights_on_shards && config->dense_layers == config->layers) {
         return assay_refuse(ctx, "weights_on_shards needs a layer of experts, found %" PRId64 " dense ones",
                             config->layers);
@@ -251,14 +247,11 @@ static assay_status lawful(assay_context *ctx, const assay_case *c, const char *
         return ASSAY_OK;
     }
     MUST(assay_read_all_i32(ctx, candidate, EVENTS, event_count * ASSAY_EVENT_FIELDS, &events));
-    if (events == NULL) {
-        return assay_refuse(ctx, "schedule: %s is about " EVENTS ", which is not given", path);
-    }
-    if (strcmp(path, GROUPS) == 0) {
+    if (events == NULL) return assay_refuse(ctx, "schedule: %s is about " EVENTS ", which is not given", path);
+    if (strcmp(path, GROUPS) == 0)
         MUST(assay_schedule_check_groups(ctx, events, event_count, &dims, values));
-    } else {
+    else
         MUST(assay_schedule_check_barriers(ctx, events, event_count, &dims, values));
-    }
     return ASSAY_OK;
 }
 

@@ -240,9 +240,8 @@ assay_fill assay_fill_range(assay_distribution distribution, double low, double 
 
 const assay_tensor_entry *assay_tensor_list_find(const assay_tensor_list *list, const char *path)
 {
-    for (int i = 0; i < list->count; i++) {
+    for (int i = 0; i < list->count; i++)
         if (strcmp(list->entries[i].spec.path, path) == 0) return &list->entries[i];
-    }
     return NULL;
 }
 

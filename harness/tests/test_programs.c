@@ -420,7 +420,8 @@ static const struct {
     {PROGRAM("T: 4", "x: [T]", "", "\n  a: {repeat: 2, steps: {h: at(x)}}\n", "  y: neg(h)\n"), "there is no step at"},
     {PROGRAM("T: 4", "x: [T]", "", "\n  a: {repeat: 2, steps: {h: exp(h)}}\n", "  y: neg(h)\n"),
      "h_0: h is no input, weight or step before this one"},
-    {PROGRAM("T: 4", "x: [T]", "", " {}\n", "  y: 'concatenate(\"->T\", x, x)'\n"), "T is 4, and its parts are 2"},
+    {PROGRAM("T: 4, D: 3", "x: [T]", "", " {}\n", "  y: 'concatenate(\"->D\", x, x)'\n"),
+     "D is 3, and its parts are 2"},
     {"case: test/p\nop: program\nsizes: {T: 4}\ninputs: {x: [T]}\nsteps: {}\noutputs: {y: add(x, x)}\n",
      "test.yml:6:21: x) is no name, expected letters, digits and _, a letter first; a comma within {} ends a step, "
      "unless "

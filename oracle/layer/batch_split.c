@@ -71,9 +71,8 @@ static const char *lacking(const assay_stack_config *config)
     if (config->mla.q_lora_rank < 1) return "q_lora_rank above 0";
     if (!config->mla.rope.pairwise) return "rope_pairwise=true";
     if (config->mla.rope.attention_scaling) return "rope_attention_scaling=false";
-    if (r->family != ASSAY_ROUTER_DEEPSEEK3 || r->score_func != ASSAY_SCORE_SIGMOID || r->hash_rows > 0) {
+    if (r->family != ASSAY_ROUTER_DEEPSEEK3 || r->score_func != ASSAY_SCORE_SIGMOID || r->hash_rows > 0)
         return "the routing of deepseek3 with routed_score_func=sigmoid";
-    }
     if (r->n_routing_groups > 0 && r->group_score != ASSAY_GROUP_TOP2_SUM) return "group_score=top2_sum";
     if (r->load_balance_loss_weight > 0) return "load_balance_loss_weight=0";
     if (r->z_loss_weight > 0) return "router_z_loss_weight=0";

@@ -25,10 +25,9 @@ static assay_status check_sizes(assay_context *ctx, const assay_stack_config *co
                             ", expected %" PRId64 " of %" PRId64 " and 1 or more (mlp_dim)",
                             config->mlp.rows, config->mlp.emb_dim, config->mlp.mlp_dim, tokens, sizes.emb_dim);
     }
-    if (any_moe && (moe->emb_dim != sizes.emb_dim || moe->routing.batch != sizes.batch ||
-                    moe->routing.sequence != sizes.sequence)) {
+    if (any_moe &&
+        (moe->emb_dim != sizes.emb_dim || moe->routing.batch != sizes.batch || moe->routing.sequence != sizes.sequence))
         return assay_refuse(ctx, "layer: the MoE block's batch, sequence or emb_dim is not the layer's");
-    }
     if (any_moe && moe->routing.hash_rows > 0) {
         return assay_refuse(ctx,
                             "layer: hash routing (first_num_hash_layers) needs input_ids, which a layer does not have");
@@ -44,16 +43,14 @@ assay_status assay_stack_check(assay_context *ctx, const assay_stack_config *con
                             "stack: %" PRId64 " layers, %" PRId64 " of them dense, expected 1 or more and 0 to all",
                             config->layers, config->dense_layers);
     }
-    if (!(config->epsilon >= 0)) {
+    if (!(config->epsilon >= 0))
         return assay_refuse(ctx, "normalization_layer_epsilon is %g, expected 0 or more", config->epsilon);
-    }
     if (config->attention == ASSAY_LAYER_MLA) MUST(assay_mla_check(ctx, &config->mla));
     if (config->attention == ASSAY_LAYER_GQA) MUST(assay_gqa_check(ctx, &config->gqa));
     MUST(check_sizes(ctx, config));
     if (config->batch_split_factor > 0 && any_moe_layers(config)) MUST(assay_moe_check(ctx, &config->moe));
-    if (config->batch_split_factor > 0 && config->attention != ASSAY_LAYER_MLA) {
+    if (config->batch_split_factor > 0 && config->attention != ASSAY_LAYER_MLA)
         return assay_refuse(ctx, "stack: the batch-split schedule has multi-head latent attention");
-    }
     if (config->batch_split_factor > 0) return assay_batch_split_check(ctx, config);
     return any_moe_layers(config) ? assay_sharded_moe_check(ctx, &config->moe, &config->sharding) : ASSAY_OK;
 }

@@ -14,18 +14,15 @@ static assay_status check_path(assay_context *ctx, const assay_moe_config *confi
     bool fused_family = routing->family == ASSAY_ROUTER_FUSED;
     switch (config->path) {
     case ASSAY_MOE_DROPPING:
-        if (!(config->capacity_factor > 0) || !isfinite(config->capacity_factor)) {
+        if (!(config->capacity_factor > 0) || !isfinite(config->capacity_factor))
             return assay_refuse(ctx, "moe: capacity_factor is %g, expected a number above 0", config->capacity_factor);
-        }
         if (routing->family == ASSAY_ROUTER_LLAMA4) {
             return assay_refuse(ctx, "moe: llama4 has no token dropping, found capacity_factor %g",
                                 config->capacity_factor);
         }
         break;
     case ASSAY_MOE_FUSED:
-        if (!config->fused_weights) {
-            return assay_refuse(ctx, "moe: fused_moe_func needs prefuse_moe_weights=true");
-        }
+        if (!config->fused_weights) return assay_refuse(ctx, "moe: fused_moe_func needs prefuse_moe_weights=true");
         if (choices % FUSED_TILE != 0) {
             return assay_refuse(ctx,
                                 "fused_moe_func needs batch*sequence*num_experts_per_tok to be a multiple of %d, found "
@@ -37,18 +34,16 @@ static assay_status check_path(assay_context *ctx, const assay_moe_config *confi
     case ASSAY_MOE_SPARSE:
         break;
     }
-    if (fused_family != (config->path == ASSAY_MOE_FUSED)) {
+    if (fused_family != (config->path == ASSAY_MOE_FUSED))
         return assay_refuse(ctx, "moe: the router of fused_moe_func and its path come together");
-    }
     if (config->physical_experts > 0 && (config->path != ASSAY_MOE_SPARSE || config->fused_shared_experts > 0)) {
         return assay_refuse(ctx,
                             "moe: %" PRId64 " physical experts need sparse_matmul=true, fused_moe_func=false and "
                             "num_fused_shared_experts=0",
                             config->physical_experts);
     }
-    if (config->fused_weights && (config->path == ASSAY_MOE_DENSE || config->path == ASSAY_MOE_DROPPING)) {
+    if (config->fused_weights && (config->path == ASSAY_MOE_DENSE || config->path == ASSAY_MOE_DROPPING))
         return assay_refuse(ctx, "prefuse_moe_weights needs sparse_matmul=true");
-    }
     return ASSAY_OK;
 }
 
@@ -79,9 +74,8 @@ static assay_status check_forms(assay_context *ctx, const assay_moe_config *conf
                       : fused                 ? "num_fused_shared_experts"
                                               : "apply_routed_scaling_factor_on_output";
     if (!late && !fused && !config->weight_on_input) return ASSAY_OK;
-    if (config->path != ASSAY_MOE_SPARSE || config->routing.family == ASSAY_ROUTER_LLAMA4) {
+    if (config->path != ASSAY_MOE_SPARSE || config->routing.family == ASSAY_ROUTER_LLAMA4)
         return assay_refuse(ctx, "moe: %s needs sparse_matmul=true, and neither fused_moe_func nor llama4", key);
-    }
     if (fused && config->glu != ASSAY_GLU_PLAIN) {
         return assay_refuse(
             ctx, "moe: num_fused_shared_experts needs experts without a clamp, which shared ones do not have");
@@ -111,12 +105,10 @@ static assay_status check_local(assay_context *ctx, const assay_moe_config *conf
                             ", expected at least 1 and 0, and at most num_experts=%" PRId64 " together",
                             count, offset, experts);
     }
-    if (config->path == ASSAY_MOE_DENSE || config->path == ASSAY_MOE_DROPPING) {
+    if (config->path == ASSAY_MOE_DENSE || config->path == ASSAY_MOE_DROPPING)
         return assay_refuse(ctx, "local_num_experts needs sparse_matmul=true, found sparse_matmul=false");
-    }
-    if (config->fused_shared_experts > 0 || config->physical_experts > 0) {
+    if (config->fused_shared_experts > 0 || config->physical_experts > 0)
         return assay_refuse(ctx, "local_num_experts needs num_fused_shared_experts=0 and num_redundant_experts=0");
-    }
     return ASSAY_OK;
 }
 
@@ -127,8 +119,7 @@ assay_status assay_moe_check(assay_context *ctx, const assay_moe_config *config)
     MUST(check_path(ctx, config));
     MUST(check_forms(ctx, config));
     MUST(check_local(ctx, config));
-    if (config->glu != ASSAY_GLU_PLAIN && !(config->limit > 0)) {
+    if (config->glu != ASSAY_GLU_PLAIN && !(config->limit > 0))
         return assay_refuse(ctx, "moe: mlp_activations_limit is %g, expected a number above 0", config->limit);
-    }
     return ASSAY_OK;
 }

@@ -43,9 +43,8 @@ assay_status assay_permute_order(assay_context *ctx, int32_t *order, int32_t *gr
     MUST(assay_alloc_i32(ctx, "starts of groups", dims->experts, &next));
     int64_t sorted = 0;
     for (int64_t e = 0; e < dims->experts; sorted += group_sizes[e], e++) next[e] = (int32_t)sorted;
-    for (int64_t i = 0; i < copies; i++) {
+    for (int64_t i = 0; i < copies; i++)
         if (selected_experts[i] != ASSAY_NO_EXPERT) order[next[selected_experts[i]]++] = (int32_t)i;
-    }
     for (int64_t j = sorted; j < copies; j++) order[j] = ASSAY_NO_EXPERT;
     return ASSAY_OK;
 }
@@ -128,11 +127,10 @@ void assay_permute_forward(double *sorted_inputs, const double *x, const int32_t
     const int64_t copies = dims->tokens * dims->experts_per_token, dim = dims->emb_dim;
     for (int64_t j = 0; j < copies; j++) {
         double *row = sorted_inputs + j * dim;
-        if (order[j] == ASSAY_NO_EXPERT) {
+        if (order[j] == ASSAY_NO_EXPERT)
             memset(row, 0, (size_t)dim * sizeof *row);
-        } else {
+        else
             memcpy(row, x + order[j] / dims->experts_per_token * dim, (size_t)dim * sizeof *x);
-        }
     }
 }
 
@@ -161,9 +159,8 @@ assay_status assay_unpermute_backward(assay_context *ctx, double *d_sorted, doub
     const int64_t per_token = dims->experts_per_token, dim = dims->emb_dim;
     int32_t *place = NULL;
     MUST(invert(ctx, &place, order, dims));
-    for (int64_t j = 0; d_sorted != NULL && j < dims->tokens * per_token; j++) {
+    for (int64_t j = 0; d_sorted != NULL && j < dims->tokens * per_token; j++)
         if (order[j] == ASSAY_NO_EXPERT) memset(d_sorted + j * dim, 0, (size_t)dim * sizeof *d_sorted);
-    }
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = 0; i < dims->tokens * per_token; i++) {
         if (place[i] < 0) {

@@ -90,9 +90,8 @@ static assay_status check_sizes(assay_context *ctx, const assay_routing_config *
         return assay_refuse(ctx, "routing: batch=%" PRId64 " and sequence=%" PRId64 ", expected 1 or more of each",
                             c->batch, c->sequence);
     }
-    if (c->num_experts < 1 || c->num_experts > INT32_MAX) {
+    if (c->num_experts < 1 || c->num_experts > INT32_MAX)
         return assay_refuse(ctx, "routing: num_experts=%" PRId64 ", expected 1 to 2147483647", c->num_experts);
-    }
     if (c->num_experts_per_tok < 1 || c->num_experts_per_tok > c->num_experts) {
         return assay_refuse(ctx, "routing: num_experts_per_tok=%" PRId64 ", expected 1 to num_experts=%" PRId64,
                             c->num_experts_per_tok, c->num_experts);
@@ -159,9 +158,8 @@ static assay_status check_numbers(assay_context *ctx, const assay_routing_config
                                 numbers[i].signed_value ? "" : " of 0 or more");
         }
     }
-    if (c->hash_rows < 0) {
+    if (c->hash_rows < 0)
         return assay_refuse(ctx, "routing: %" PRId64 " rows of tid2eid, expected 0 or more", c->hash_rows);
-    }
     return ASSAY_OK;
 }
 
@@ -265,9 +263,8 @@ static assay_status check_row(assay_context *ctx, const char *what, int64_t row,
 static assay_status check_hash(assay_context *ctx, const assay_routing_inputs *in, const assay_routing_config *c)
 {
     const int64_t tokens = c->batch * c->sequence, count = c->num_experts_per_tok;
-    if (in->tid2eid == NULL || in->input_ids == NULL) {
+    if (in->tid2eid == NULL || in->input_ids == NULL)
         return assay_refuse(ctx, "routing: hash routing without %s", in->tid2eid == NULL ? "tid2eid" : "input_ids");
-    }
     for (int64_t t = 0; t < tokens; t++) {
         const int64_t id = in->input_ids[t];
         if (id < 0 || id >= c->hash_rows) {
@@ -310,9 +307,7 @@ assay_status assay_routing_check_inputs(assay_context *ctx, const assay_routing_
                             FAMILY_NAMES[config->family]);
     }
     if (in->given_experts != NULL) return check_given(ctx, in, config);
-    if (config->use_random_routing) {
-        return assay_refuse(ctx, "routing: use_random_routing without a given choice");
-    }
+    if (config->use_random_routing) return assay_refuse(ctx, "routing: use_random_routing without a given choice");
     return config->hash_rows > 0 ? check_hash(ctx, in, config) : ASSAY_OK;
 }
 

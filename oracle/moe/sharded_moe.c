@@ -11,9 +11,8 @@ const assay_sharding assay_one_device = {.mesh = {{1, 1, 1, 1}}, .tensor_shards 
 bool assay_is_sharded(const assay_moe_config *config, const assay_sharding *sharding)
 {
     if (config->path == ASSAY_MOE_DENSE || config->path == ASSAY_MOE_DROPPING) return false;
-    for (int axis = 0; axis < ASSAY_MESH_AXES; axis++) {
+    for (int axis = 0; axis < ASSAY_MESH_AXES; axis++)
         if (sharding->mesh.size[axis] > 1) return true;
-    }
     return sharding->tensor_shards > 1 || sharding->ring_of_experts || sharding->ragged_buffer_factor > 0 ||
            sharding->emb_chunks > 0 || sharding->token_chunks > 1 || sharding->weight_before_wo ||
            sharding->weights_on_shards;
@@ -102,12 +101,10 @@ static assay_status check_features(assay_context *ctx, const assay_moe_config *c
         return assay_refuse(ctx,
                             "moe: num_fused_shared_experts computes on one device, found a mesh, chunks or "
                             "use_ring_of_experts: every shard's tokens need these experts, which are no shard's own");
-    if (s->weight_before_wo && config->weight_on_input) {
+    if (s->weight_before_wo && config->weight_on_input)
         return assay_refuse(ctx, "moe: apply_router_weight_on_input has its weight on x, found it on h");
-    }
-    if (s->weight_before_wo && config->routing.family == ASSAY_ROUTER_LLAMA4) {
+    if (s->weight_before_wo && config->routing.family == ASSAY_ROUTER_LLAMA4)
         return assay_refuse(ctx, "moe: decoder_block=llama4 has its weight on x, found it on h (weight_before_wo)");
-    }
     if (!s->ring_of_experts && (s->emb_chunks > 0 || s->token_chunks > 1)) {
         return assay_refuse(ctx, "moe: %s is %" PRId64 ", which needs use_ring_of_experts=true, found false",
                             s->emb_chunks > 0 ? "num_moe_emb_chunks" : "num_moe_token_chunks",

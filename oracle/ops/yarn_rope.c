@@ -33,9 +33,8 @@ assay_status assay_rope_check(assay_context *ctx, const assay_rope_config *confi
         return assay_refuse(ctx, "qk_rope_head_dim is %" PRId64 ", expected an even number from 2 to %d", config->dim,
                             ASSAY_ROPE_DIM_MAX);
     }
-    if (!(config->rope_max_timescale > 1) || !isfinite(config->rope_max_timescale)) {
+    if (!(config->rope_max_timescale > 1) || !isfinite(config->rope_max_timescale))
         return assay_refuse(ctx, "rope_max_timescale is %g, expected a number above 1", config->rope_max_timescale);
-    }
     if (config->max_position_embeddings < 1 || config->max_position_embeddings > INT32_MAX) {
         return assay_refuse(ctx, "max_position_embeddings is %" PRId64 ", expected 1 to %" PRId32,
                             config->max_position_embeddings, INT32_MAX);
