@@ -98,7 +98,7 @@ def with_torch(case: Case, call: Callable[..., Any], example: Mapping[str, Any],
     device = next(iter(devices), None)
     inputs = case.inputs(torch, device=device, requires_grad=gradients)
     given = {path.split("/")[1]: x for path, x in inputs.items() if path.split("/")[1] in example}
-    given = {name: x if x.is_floating_point() else x.to(example[name].dtype) for name, x in given.items()}
+    given = {name: x if x.is_floating_point() or not isinstance(example[name], torch.Tensor) else x.to(example[name].dtype) for name, x in given.items()}
     types = [x.dtype for x in given.values() if x.is_floating_point()]
     others = {name: torch.as_tensor(x).detach().clone() for name, x in example.items() if name not in given}  # as buffers of results
     others = {name: x.to(types[0]) if x.is_floating_point() and types else x for name, x in others.items()}
@@ -113,7 +113,7 @@ def with_torch(case: Case, call: Callable[..., Any], example: Mapping[str, Any],
 def with_jax(case: Case, call: Callable[..., Any], example: Mapping[str, Any], gradients: bool) -> dict[str, Any]:
     jax = sys.modules["jax"]
     inputs = {path: x for path, x in case.inputs(jax).items() if path.split("/")[1] in example}
-    inputs = {path: x.astype(example[path.split("/")[1]].dtype) if jax.numpy.issubdtype(x.dtype, jax.numpy.integer) else x for path, x in inputs.items()}
+    inputs = {path: x.astype(jax.dtypes.canonicalize_dtype(example[path.split("/")[1]].dtype)) if jax.numpy.issubdtype(x.dtype, jax.numpy.integer) else x for path, x in inputs.items()}
     found = {path for path in case.expected if path.startswith("gradients/")} if gradients else set()
     leaves = [path for path in inputs if "gradients/" + path in found]
     others = {name: jax.numpy.zeros(x.shape, x.dtype) for name, x in example.items() if all(path.split("/")[1] != name for path in inputs)}

@@ -149,6 +149,8 @@ class Tracer:
         self.inputs: list[tuple[str, Value, np.ndarray[Any, Any] | str | None]] = []  #: whole numbers: those of the example, or their text
         self.compared: dict[int, set[int]] = {}  #: numbers that an argument is compared with
         self.rows_of: dict[int, int] = {}  #: how many there are of what an argument counts
+        self.counted: dict[int, tuple[Value, Axis]] = {}  #: of numbers that say how often there is each, what they count
+        self.group_sizes: set[int] = set()  #: arguments whose sum has a bound: they are as in the example
         self.steps: list[Step] = []
         self.tensors: list[list[Axis]] = []  #: axes that must stay apart
         self.choices: list[Value] = []  #: that the function gives
@@ -766,6 +768,23 @@ class Tracer:
         made.integer = True
         return made
 
+    def grouped_product(self, x: Value, w: Value, sizes: Value) -> Value:
+        """Rows of x, group after group, by the matrix of their group."""
+        x, w = self.merged(x, [0, 1]), self.merged(w, [0, 1, 2])
+        if not all((*x.dims, *w.dims)):
+            raise lib.BadInput("a grouped product along a dimension of size 1")
+        if any(a in roots(x.dims[0]) + roots(x.dims[1]) for a in roots([*w.dims[0], *w.dims[2]])):
+            w = self.renamed(w, [self.fresh(size_of(w.dims[0])), w.dims[1], self.fresh(size_of(w.dims[2]))])
+        w = self.fit(w, 1, x.dims[1])
+        if id(sizes.core) in self.counted:
+            index, axis = self.counted[id(sizes.core)]
+            sizes = self.call("bincount", [self.indices(index)], [(axis,)], lambda: self.letters([axis]))
+            sizes.integer = True
+        self.group_sizes.add(id(sizes.core))
+        sizes = self.fit(self.indices(sizes), 0, w.dims[0])
+        left, right, dims = x.axes, w.axes, [x.dims[0], w.dims[2]]
+        return self.call("grouped_product", [x, w, sizes], dims, lambda: f"{self.letters(left)},{self.letters(right)}->{self.letters([a for d in dims for a in d])}")
+
     def rows(self, table: Value, index: Value) -> Value:
         """Rows of the first dimension."""
         if index.number is not None:
@@ -829,6 +848,10 @@ class Tracer:
             return f"[{min(least, 0)}, {max(most, rows - 1)}]" if rows else f"[{least}, {most + 1}]"
         return f"[{min(least, 0) if rows else least}, {most}]"
 
+    def fill_of(self, v: Value, integers: "np.ndarray[Any, Any] | str | None", fill: Mapping[str, Any]) -> Mapping[str, Any]:
+        given = isinstance(integers, np.ndarray) and id(v.core) in self.group_sizes and not fill
+        return {"values": integers.ravel().tolist()} if given and isinstance(integers, np.ndarray) else fill
+
     def note(self, v: Value, fill: Mapping[str, Any]) -> str:
         over = [n for n in self.compared.get(id(v.core), ()) if n < 0 and not fill]
         return f"  # a quarter of them is {over[-1]}" if over else ""
@@ -837,6 +860,7 @@ class Tracer:
         """Rows of x, whose first dimensions are those of the index, added up by their index."""
         if x.number is not None:  # how often there is each
             count = self.over("sum", self.one_hot(index, len(index.dims), Axis(size)), range(len(index.dims)), False)
+            self.counted[id(count.core)] = index, Axis(size)
             return count if x.number == 1 else self.together("mul", [count, x])
         index = self.indices(index, size)
         if not index.axes or not all(index.dims):
@@ -1183,7 +1207,7 @@ class Tracer:
                  "sizes: {" + ", ".join(f"{r.letter}: {r.size}" for r in used if r.letter in letters) + "}"]
         for folder in ("inputs", "weights"):
             block = [f"  {path.split('/')[1]}: {{axes: [{', '.join(self.letters(v.axes))}]{', integers: ' + self.range_of(v, i) if i is not None else ''}"
-                     f"{''.join(f', {key}: {json.dumps(value)}' for key, value in fills.get(path.split('/')[1], {}).items())}}}{self.note(v, fills.get(path.split('/')[1], {}))}"
+                     f"{''.join(f', {key}: {json.dumps(value)}' for key, value in self.fill_of(v, i, fills.get(path.split('/')[1], {})).items())}}}{self.note(v, fills.get(path.split('/')[1], {}))}"
                      for path, v, i in self.inputs if path.startswith(folder)]
             lines += [f"{folder}:" + ("" if block else " {}")] + block
         places = {len(lines) + 2 + i: step.place for i, step in enumerate(kept)}

@@ -26,7 +26,7 @@ TURNS = {**{name: "move" for name in MOVES}, "dot_general": "product", "gather":
 #: Parameters that no handler need read: they say how it is computed, not what; and what others are in any function that a program has.
 ASIDE = ("accuracy", "precision", "preferred_element_type", "sharding", "out_sharding", "weak_type", "index_dtype", "is_stable", "unique_indices", "indices_are_sorted",
          "mode", "fill_value", "update_jaxpr", "update_consts", "conjugate_a", "linear", "unroll", "_split_transpose", "ft_in", "ft_out")
-PLAIN = {"reverse": False, "batch_group_count": 1, "out_dtype": None}
+PLAIN = {"reverse": False, "batch_group_count": 1, "out_dtype": None, "group_offset": None}
 NEVER_READ = "a program has it within gelu alone"
 
 NAMED_STEP = Primitive("assay_step")  #: assay.step
@@ -553,6 +553,11 @@ class Walk:
             return self.t.ordered(made, [made.dims[order.index(i)] for i in range(len(order))])
         if batch == tuple(range(rank - 1)) == tuple(n.start_indices_batching_dims) and gone == (rank - 1,) and not rest:
             return self.t.pick(table, index)
+        if batch == tuple(range(gone[0])) == tuple(n.start_indices_batching_dims) and tuple(n.offset_dims) == tuple(range(len(index.dims), len(index.dims) + len(rest))):
+            tables = int(np.prod([shape[i] for i in batch]))  # one below the other
+            first = np.arange(tables).reshape([*(shape[i] for i in batch), *[1] * (len(index.dims) - len(batch))]) * shape[gone[0]]
+            at = self.t.together("add", [self.t.numbers(v) for v in (index, self.t.constant(first))])
+            return self.t.rows(self.t.reshape(table, [tables * shape[gone[0]], *(shape[i] for i in rest)]), at)
         raise lib.BadInput(f"expected indices of the last dimension of {list(shape)}, found {list(index_shape)}")
 
     def on_scatter(self, eqn: Any, given: Sequence[Known], dimension_numbers: Any) -> Value:
@@ -574,6 +579,14 @@ class Walk:
         made = self.t.scatter_add(rows if rows.number is not None and len(shape) == 1 else self.whole(rows, eqn.invars[2]), index, shape[0])
         return made if x.number == 0 else self.t.together("add", [x, made])
 
+    def on_ragged_dot_general(self, eqn: Any, given: Sequence[Known], ragged_dot_dimension_numbers: Any) -> Value:
+        n = ragged_dot_dimension_numbers
+        plain = (tuple(map(tuple, n.dot_dimension_numbers[0])), tuple(map(tuple, n.dot_dimension_numbers[1]))) == (((1,), (1,)), ((), ()))
+        if not plain or (tuple(n.lhs_ragged_dimensions), tuple(n.rhs_group_dimensions)) != ((0,), (0,)):
+            raise lib.BadInput("expected rows in groups, each by its own matrix")
+        x, w, sizes = (self.whole(v, at) for v, at in zip(given, eqn.invars))
+        return self.t.grouped_product(x, w, sizes)
+
     def on_argmax(self, eqn: Any, given: Sequence[Known], axes: Sequence[int]) -> Value:
         return self.best(eqn, self.whole(given[0], eqn.invars[0]), axes[0])
 
@@ -591,6 +604,9 @@ class Walk:
         along = np.arange(size_of(x.dims[dimension])).reshape([-1 if i == dimension else 1 for i in range(len(x.dims))])
         if num_keys != 1 or len(given) > 2 or (iota is not None and not (isinstance(iota, np.ndarray) and iota.dtype.kind in "iu" and (iota == along).all())):
             raise lib.BadInput("expected one tensor, and where its numbers stood")
+        if (x.integer or x.whole) and len(given) == 2 and len(x.dims) == 1:
+            index = self.t.argsort(x)
+            return [self.t.rows(x, index), index]
         x = self.t.ordered(x, [x.dims[i] for i in order])
         index = self.t.top_k(self.t.map("neg", x), size_of(x.dims[-1]))
         made = [self.t.pick(x, index), *([index] if iota is not None else [])]
@@ -731,6 +747,9 @@ class Wide:
                 made = operands[0]
             elif cast == "convert_element_type" and rounding and rounds(eqn.invars[0].aval.dtype, eqn.params["new_dtype"]):
                 made = operands[0].astype(eqn.params["new_dtype"]).astype(np.float64)
+            elif cast == "scatter-add":  # whose sum was traced for the type that the function names
+                parameters = {key: value for key, value in parameters.items() if not key.startswith("update_")}
+                made = jax.lax.scatter_add(*operands, **parameters)
             else:
                 made = eqn.primitive.bind(*operands, **parameters)
             known.update(zip(eqn.outvars, made if eqn.primitive.multiple_results else [made]))

@@ -1261,7 +1261,8 @@ def functional(module: Any, example: dict[str, Any]) -> tuple[Callable[..., Any]
 
     def run(**given: Any) -> Any:
         with getattr(torch.utils._python_dispatch, "_disable_current_modes", contextlib.nullcontext)():  # since PyTorch 2.0
-            buffers = {name: x.clone() for name, x in module.named_buffers()}  # which a norm may write into
+            narrow = {x.dtype for x in given.values() if isinstance(x, torch.Tensor)} & {torch.bfloat16, torch.float16}
+            buffers = {name: x.to(*narrow) if x.is_floating_point() and len(narrow) == 1 else x.clone() for name, x in module.named_buffers()}  # which a norm may write into
         parameters = {names[name]: x for name, x in given.items() if name in names}
         return call(module, {**parameters, **buffers}, (), {name: x for name, x in given.items() if name not in names})
 

@@ -144,3 +144,33 @@ def test_a_scan_as_one_step(gate):
     fills = {"a": {"distribution": "uniform", "low": 0.0, "high": 1.0}}
     example = {"a": torch.ones(gate), "x": torch.ones(9, 3)}
     assert assay.assert_correct(token_by_token, lambda a, x: assay.step("linear_scan", a, x), example, precision="f32", fills=fills).verdict == "PASS"
+
+
+def rotated(x):
+    angle = torch.arange(8.0)[:, None] * 10000.0 ** (-torch.arange(0, 16, 2) / 16)
+    cosine, sine, (a, b) = angle.cos().to(x.dtype), angle.sin().to(x.dtype), x.chunk(2, -1)
+    return torch.cat([a * cosine - b * sine, b * cosine + a * sine], -1)
+
+
+ALONE = {
+    "exp": torch.exp, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "sine": torch.sin, "logsumexp": lambda x: torch.logsumexp(x, -1), "expm1": torch.expm1, "erf": torch.erf,
+    "softmax": lambda x: (lambda e: e / e.sum(-1, keepdim=True))(torch.exp(x - x.amax(-1, keepdim=True))), "gelu": lambda x: 0.5 * x * (1 + torch.erf(x / 2**0.5)),
+    "mse": lambda x: ((x[:, :8] - x[:, 8:]) ** 2).mean(), "copies": lambda x: x.repeat_interleave(3, 0).unsqueeze(1).expand(-1, 2, -1), "rotated": rotated,
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_function_passes_against_itself(name):
+    """As it is, in 16 bits: what its operators store is not what a kernel in float32 does."""
+    for precision in ("bf16", "f16") if hasattr(torch, "func") else ("bf16",):  # older ones have no float16 on processors
+        assert assay.assert_correct(lambda x: ALONE[name](x), lambda x: ALONE[name](x), {"x": torch.ones(8, 16)}, precision=precision).verdict == "PASS"
+    with pytest.raises(assay.Mismatch):
+        assay.assert_correct(lambda x: 0.98 * ALONE[name](x), lambda x: ALONE[name](x), {"x": torch.ones(8, 16)}, precision="bf16")
+
+
+def test_whole_numbers_have_the_type_of_the_example_and_arguments_the_order_of_the_reference():
+    def loss(x, target):
+        return F.cross_entropy(x, target)
+
+    example = {"target": torch.zeros(8, dtype=torch.long), "x": torch.ones(8, 30)}
+    assert assay.assert_correct(lambda *given: loss(*given), loss, example, precision="f32", integers={"target": 30}).verdict == "PASS"

@@ -112,7 +112,16 @@ def heads(q, k, v):
     return jax.nn.dot_product_attention(q, k[:, :, :1], v[:, :, :1], is_causal=True), jax.nn.dot_product_attention(q, k, v), jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=(2, 0))
 
 
+def grouped(x, gate, w, y):
+    """Experts on rows that are sorted; each token's rows of a table of its own."""
+    best, ids = jax.lax.top_k(x @ gate, 2)
+    order = jnp.argsort(ids.reshape(-1))
+    rows = jax.lax.ragged_dot(jnp.repeat(x, 2, 0)[order], w, jnp.bincount(ids.reshape(-1), length=4))
+    return (rows[jnp.argsort(order)].reshape(*ids.shape, -1) * best[..., None]).sum(1), jnp.take_along_axis(y, ids[..., None], 1)
+
+
 CASES = {
+    "grouped": (grouped, {"x": (9, 8), "gate": (8, 4), "w": (4, 8, 6), "y": (9, 4, 5)}, {}),
     "windows": (windows, {"x": (2, 6, 9), "w": (3, 6, 3), "v": (6, 4, 3)}, {}),
     "triangular": (triangular, {"x": (6, 6), "y": (6, 3)}, {}),
     "chosen": (chosen, {"x": (6, 8), "y": (6, 5)}, {}),
@@ -415,3 +424,22 @@ def test_modules_of_flax():
         text = str(assay.trace(module, x))
         assert f"  {weight}: {{axes: [D, H]}}" in text and "rms_norm(x, " in text
         assert assay.assert_correct(module, module, x, precision="f32").verdict == "PASS"
+
+
+def test_sizes_of_groups_are_those_of_the_example():
+    example = {"x": jnp.ones((9, 8)), "w": jnp.ones((3, 8, 6)), "sizes": jnp.array([4, 0, 5], jnp.int32)}
+    program = assay.trace(jax.lax.ragged_dot, {"lhs": example["x"], "rhs": example["w"], "group_sizes": example["sizes"]})
+    assert "values: [4, 0, 5]" in str(program) and 'grouped_product("' in str(program)
+
+
+ALONE = {"exp": jnp.exp, "tanh": jnp.tanh, "reciprocal": lambda x: 1 / (x * x + 1), "erf": jax.scipy.special.erf, "gelu": jax.nn.gelu, "exact": lambda x: jax.nn.gelu(x, approximate=False),
+         "silu": jax.nn.silu, "softmax": jax.nn.softmax, "logsumexp": lambda x: jax.nn.logsumexp(x, -1), "leaky": lambda x: jax.nn.leaky_relu(x, 0.1), "copies": lambda x: jnp.tile(jnp.repeat(x, 3, 0), (1, 2))}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_function_passes_against_itself(name):
+    """As it is, in bfloat16: what its operators store is not what a kernel in float32 does."""
+    for precision in ("bf16", "f32"):
+        assert assay.assert_correct(lambda x: ALONE[name](x), lambda x: ALONE[name](x), {"x": jnp.ones((24, 64))}, precision=precision).verdict == "PASS"
+    with pytest.raises(assay.Mismatch):
+        assay.assert_correct(lambda x: 0.98 * ALONE[name](x), lambda x: ALONE[name](x), {"x": jnp.ones((24, 64))}, precision="bf16")
