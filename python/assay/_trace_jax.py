@@ -556,8 +556,8 @@ class Walk:
         if batch == tuple(range(gone[0])) == tuple(n.start_indices_batching_dims) and tuple(n.offset_dims) == tuple(range(len(index.dims), len(index.dims) + len(rest))):
             tables = int(np.prod([shape[i] for i in batch]))  # one below the other
             first = np.arange(tables).reshape([*(shape[i] for i in batch), *[1] * (len(index.dims) - len(batch))]) * shape[gone[0]]
-            at = self.t.together("add", [self.t.numbers(v) for v in (index, self.t.constant(first))])
-            return self.t.rows(self.t.reshape(table, [tables * shape[gone[0]], *(shape[i] for i in rest)]), at)
+            place = self.t.together("add", [self.t.numbers(v) for v in (index, self.t.constant(first))])
+            return self.t.rows(self.t.reshape(table, [tables * shape[gone[0]], *(shape[i] for i in rest)]), place)
         raise lib.BadInput(f"expected indices of the last dimension of {list(shape)}, found {list(index_shape)}")
 
     def on_scatter(self, eqn: Any, given: Sequence[Known], dimension_numbers: Any) -> Value:
