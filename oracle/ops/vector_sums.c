@@ -71,13 +71,12 @@ static void rounded_add(const assay_context *ctx, int64_t count, double factor, 
         memcpy(sums, sum, (size_t)length * sizeof *sums);
         plain_add(ctx, length, factor, term, sums);
         for (int64_t i = 0; i < length; i++) {
-            const bool exact = factor * term[i] == 0 || (factor == 1 && sum[i] == 0);
+            const bool exact = (factor * term[i] == 0) | ((factor == 1) & (sum[i] == 0));
             sum[i] = sums[i];
-            if (exact) sums[i] = 0; /* which stays */
+            sums[i] = exact ? 0 : sums[i]; /* which stays */
         }
         assay_round(ctx, ASSAY_ROUND_ACCUMULATE, length, sums);
-        for (int64_t i = 0; i < length; i++)
-            if (sums[i] != 0) sum[i] = sums[i];
+        for (int64_t i = 0; i < length; i++) sum[i] = sums[i] != 0 ? sums[i] : sum[i];
     }
 }
 
