@@ -91,7 +91,7 @@ static assay_status tensor_alloc(assay_context *ctx, bs_call *c, const assay_fun
     const int64_t count = assay_shape_count(&t->shape) / parts_of(t);
     if (is_weight(t)) {
         const int64_t each = bs_weight_count(&c->run, t->weight, true);
-        return bs_alloc_shards(ctx, &c->run, t->path, each, 1, values_of(c, t, 0));
+        return bs_alloc_shards(ctx, &c->run, t->path, each, 1, sizeof(double), values_of(c, t, 0));
     }
     if (t->integers) return assay_alloc_i32(ctx, t->path, count, indices_of(c, t));
     for (int64_t m = 0; m < parts_of(t); m++) MUST(assay_alloc_f64(ctx, t->path, count, values_of(c, t, m)));

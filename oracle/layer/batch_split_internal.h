@@ -39,9 +39,7 @@ assay_status bs_weights_alloc(assay_context *ctx, const bs_run *run, bs_weights 
 
 /* [M,a,b], sizes checked. */
 assay_status bs_alloc_shards(assay_context *ctx, const bs_run *run, const char *what, int64_t a, int64_t b,
-                             double **out);
-assay_status bs_alloc_shards_i32(assay_context *ctx, const bs_run *run, const char *what, int64_t a, int64_t b,
-                                 int32_t **out);
+                             size_t element_size, void *out);
 
 /* values [M,count] of each shard, or NULL: every shard gets the sum of all, ascending. */
 void bs_sum_over_shards(const assay_context *ctx, const bs_run *run, double *values, int64_t count);

@@ -22,7 +22,7 @@ static assay_status move(assay_context *ctx, const bs_run *run, bs_microbatch *b
     OWNED double *gathered = NULL;
     OWNED int32_t *order = NULL;
     MUST(bs_make(ctx, run, b, back ? own : sorted));
-    MUST(bs_alloc_shards(ctx, run, "gathered rows", tokens, width, &gathered));
+    MUST(bs_alloc_shards(ctx, run, "gathered rows", tokens, width, sizeof *gathered, &gathered));
     MUST(assay_alloc_i32(ctx, "order of copies", copies + dims.experts, &order));
     if (!back) assay_all_gather(gathered, b->values[own], sizeof *gathered, &local, 0, run->mesh, ASSAY_AXIS_EXPERT);
     for (int64_t shard = 0; shard < shards; shard++) {

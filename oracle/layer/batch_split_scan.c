@@ -52,7 +52,8 @@ static assay_status make_freqs(assay_context *ctx, bs_run *run)
     MUST(assay_alloc_f64(ctx, "rotation angles", tokens * half, &all));
     assay_rope_angles(ctx, all, run->stack->positions, tokens, &run->mla.rope);
     for (int64_t m = 0; m < run->factor; m++) {
-        MUST(bs_alloc_shards(ctx, run, "rotation angles", run->sizes.tokens, half, &run->yarn_freqs[m]));
+        MUST(
+            bs_alloc_shards(ctx, run, "rotation angles", run->sizes.tokens, half, sizeof(double), &run->yarn_freqs[m]));
         bs_move_rows(run, m, all, run->yarn_freqs[m], (size_t)(run->mla.sequence * half) * sizeof *all, false);
     }
     return ASSAY_OK;

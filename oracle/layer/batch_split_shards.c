@@ -9,19 +9,11 @@
 #include "oracle/ops/vector_sums.h"
 
 assay_status bs_alloc_shards(assay_context *ctx, const bs_run *run, const char *what, int64_t a, int64_t b,
-                             double **out)
+                             size_t element_size, void *out)
 {
     int64_t count = 0;
-    assay_status status = assay_checked_count(ctx, what, 3, (int64_t[]){run->sizes.shards, a, b}, &count);
-    return status != ASSAY_OK ? status : assay_alloc_f64(ctx, what, count, out);
-}
-
-assay_status bs_alloc_shards_i32(assay_context *ctx, const bs_run *run, const char *what, int64_t a, int64_t b,
-                                 int32_t **out)
-{
-    int64_t count = 0;
-    assay_status status = assay_checked_count(ctx, what, 3, (int64_t[]){run->sizes.shards, a, b}, &count);
-    return status != ASSAY_OK ? status : assay_alloc_i32(ctx, what, count, out);
+    MUST(assay_checked_count(ctx, what, 3, (int64_t[]){run->sizes.shards, a, b}, &count));
+    return assay_alloc(ctx, what, count, element_size, out);
 }
 
 void bs_sum_over_shards(const assay_context *ctx, const bs_run *run, double *values, int64_t count)
@@ -178,8 +170,8 @@ assay_status bs_make(assay_context *ctx, const bs_run *run, bs_microbatch *b, bs
     const char *name = forms[tensor].name;
     if (b->values[tensor] != NULL || b->indices[tensor] != NULL) return ASSAY_OK;
     return forms[tensor].integers
-               ? bs_alloc_shards_i32(ctx, run, name, count_of_shard(run, tensor), 1, &b->indices[tensor])
-               : bs_alloc_shards(ctx, run, name, count_of_shard(run, tensor), 1, &b->values[tensor]);
+               ? bs_alloc_shards(ctx, run, name, count_of_shard(run, tensor), 1, sizeof(int32_t), &b->indices[tensor])
+               : bs_alloc_shards(ctx, run, name, count_of_shard(run, tensor), 1, sizeof(double), &b->values[tensor]);
 }
 
 void bs_drop(bs_microbatch *b, bs_tensor tensor)
