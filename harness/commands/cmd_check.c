@@ -300,7 +300,14 @@ static assay_status conclude(assay_context *ctx, const check_run *r, int count, 
 {
     const tally *t = &r->tally;
     const bool backend = r->options->backend != NULL;
-    if (t->held + t->same + t->failed + t->vacuous + t->unsupported == 0) {
+    const bool none = t->held + t->same + t->failed + t->vacuous + t->unsupported == 0;
+    if (none && r->companies != 0)
+        return assay_fail(
+            ctx, ASSAY_BAD_INPUT,
+            "none of the %d cases has rows in other company here: a mesh, rows that are dropped, quantised "
+            "operands, a program, or lengths that are listed (Python's case.check_invariance takes more)",
+            count);
+    if (none) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "none of the %d cases has another form by %s", count,
                           r->only == NULL ? "any equivalence" : r->only->name);
     }
