@@ -2,19 +2,12 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
+#include "oracle/base/clock.h"
 #include "oracle/base/memory.h"
 
 enum { REPETITIONS_LEAST = 5, REPETITIONS_MOST = 41 };
 static const double SECONDS_FOR_A_LINE = 1.0;
-
-static double now(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 static int ascending(const void *a, const void *b)
 {
@@ -30,9 +23,9 @@ static double median(double *values, int count)
 
 static assay_status timed(assay_context *ctx, bench_run run, void *self, double *seconds)
 {
-    const double start = now();
+    const double start = assay_clock();
     const assay_status status = run(ctx, self);
-    *seconds = now() - start;
+    *seconds = assay_clock() - start;
     return status;
 }
 
@@ -52,14 +45,14 @@ static assay_status side_by_side(assay_context *ctx, const bench_pair *pair, voi
         if (status == ASSAY_OK) status = timed(ctx, pair->other, self, &second);
         if (status != ASSAY_OK) return status;
         if (i < 0) {
-            start = now();
+            start = assay_clock();
             continue;
         }
         a[i] = first;
         b[i] = second;
         speed[i] = second / first;
         count = i + 1;
-        if (count >= REPETITIONS_LEAST && now() - start > SECONDS_FOR_A_LINE) break;
+        if (count >= REPETITIONS_LEAST && assay_clock() - start > SECONDS_FOR_A_LINE) break;
     }
     *result = (medians){.ours = median(a, count), .other = median(b, count), .speed = median(speed, count)};
     return ASSAY_OK;

@@ -437,3 +437,10 @@ void assay_report_free(assay_report *report)
     free(report->stages);
     *report = (assay_report){0};
 }
+
+const assay_tensor_result *assay_result_of(const assay_report *report, const char *path)
+{
+    for (int i = 0; i < report->count; i++)
+        if (strcmp(report->tensors[i].spec.path, path) == 0) return &report->tensors[i];
+    return NULL;
+}

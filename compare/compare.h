@@ -156,9 +156,6 @@ enum { ASSAY_INDEX_TEXT = 160 };
 void assay_element_text(const assay_shape *shape, int64_t element, char text[ASSAY_INDEX_TEXT]);
 void assay_row_text(const assay_shape *shape, int64_t row, char text[ASSAY_INDEX_TEXT]);
 
-/* Elements of a row: the last axis; of a scalar 1. */
-int64_t assay_row_length(const assay_shape *shape);
-
 assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
                            const assay_profile *profile, double false_alarm, assay_order order, assay_report *report);
 /* The same without the diagnosis, for those who compare a hundred times. */
@@ -176,3 +173,5 @@ void assay_report_weigh(assay_report *report);
 /* "routing: 32 tokens: 30 exact, 2 admissible, 0 wrong; ..."; empty where nothing was judged. */
 void assay_routing_text(const assay_routing_summary *routing, char text[512]);
 void assay_report_free(assay_report *report); /* safe on a zeroed struct */
+/* Of that tensor; NULL: the report has none. */
+const assay_tensor_result *assay_result_of(const assay_report *report, const char *path);

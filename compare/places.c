@@ -46,11 +46,6 @@ void assay_row_text(const assay_shape *shape, int64_t row, char text[ASSAY_INDEX
     index_text(shape->dims, shape->rank > 0 ? shape->rank - 1 : 0, row, text);
 }
 
-int64_t assay_row_length(const assay_shape *shape)
-{
-    return shape->rank == 0 ? 1 : shape->dims[shape->rank - 1];
-}
-
 const char *assay_statistic_name(int statistic)
 {
     static const char *const names[] = {"size", "bias", "slope", "sign", "toward_zero", "row", "tile"};

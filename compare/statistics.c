@@ -72,7 +72,7 @@ assay_status assay_statistics_start(assay_context *ctx, const assay_shape *shape
 {
     int64_t total = 0;
     *pass = (assay_statistics_pass){.shape = *shape, .isa = ctx->isa, .unit = unit, .tiny = tiny, .worst_row_count = 1};
-    pass->length = shape->rank == 0 ? 1 : shape->dims[shape->rank - 1];
+    pass->length = assay_row_length(shape);
     for (int axis = 0; axis < shape->rank; axis++) total += axis_is_summed(shape, axis) ? shape->dims[axis] : 0;
     assay_status status = assay_alloc_zeros(ctx, "statistics of errors", 4 * total + 1, &pass->memory);
     if (status != ASSAY_OK) return status;

@@ -30,16 +30,6 @@ int64_t assay_tile_size(int level)
     return (int64_t)ASSAY_LEAST_TILE << level;
 }
 
-static int64_t parts(int64_t length, int64_t size)
-{
-    return (length + size - 1) / size;
-}
-
-static int64_t columns_of(const assay_shape *shape)
-{
-    return shape->rank == 0 ? 1 : shape->dims[shape->rank - 1];
-}
-
 static int64_t rows_of(const assay_shape *shape)
 {
     int64_t rows = 1;
@@ -49,19 +39,19 @@ static int64_t rows_of(const assay_shape *shape)
 
 int64_t assay_tiles_across(const assay_shape *shape, int level)
 {
-    return parts(columns_of(shape), assay_tile_size(level));
+    return assay_parts(assay_row_length(shape), assay_tile_size(level));
 }
 
 int64_t assay_tiles_count(const assay_shape *shape, int level)
 {
-    return assay_tiles_across(shape, level) * parts(rows_of(shape), assay_tile_size(level));
+    return assay_tiles_across(shape, level) * assay_parts(rows_of(shape), assay_tile_size(level));
 }
 
 /* Columns, of all rows and of those of the smallest tile; then tiles. */
 assay_status assay_tile_slopes_start(assay_context *ctx, const assay_shape *shape, assay_tile_slopes *tiles)
 {
-    int64_t total = 2 * columns_of(shape);
-    *tiles = (assay_tile_slopes){.rows = rows_of(shape), .columns = columns_of(shape)};
+    int64_t total = 2 * assay_row_length(shape);
+    *tiles = (assay_tile_slopes){.rows = rows_of(shape), .columns = assay_row_length(shape)};
     for (int level = 0; level < ASSAY_TILE_SIZES; level++) total += assay_tiles_across(shape, level);
     MUST(assay_alloc_zeros(ctx, "statistics of tiles", 2 * total, &tiles->memory));
     double *products = tiles->memory, *weights = tiles->memory + total;
@@ -95,7 +85,7 @@ static void take_columns(assay_tile_slopes *tiles)
 
 static void end_tiles(assay_tile_slopes *tiles, int level)
 {
-    const int64_t size = assay_tile_size(level), across = parts(tiles->columns, size);
+    const int64_t size = assay_tile_size(level), across = assay_parts(tiles->columns, size);
     double *products = tiles->products[level + 1], *weights = tiles->weights[level + 1];
     const int64_t first = (tiles->row - 1) / size * across;
     for (int64_t i = 0; i < across; i++) {

@@ -24,12 +24,6 @@ typedef struct test_fixture {
     int count;
 } test_fixture;
 
-/* For OWNED_BY. */
-static inline void close_reader(assay_fixture_reader **reader)
-{
-    assay_fixture_close(*reader);
-}
-
 static inline assay_tensor_spec spec_of(const char *path, assay_dtype type, int rank, const int64_t *dims)
 {
     assay_tensor_spec spec = {.type = type, .shape = {.rank = rank}};

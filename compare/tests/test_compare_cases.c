@@ -324,7 +324,7 @@ TEST(test_worst_elements)
 static assay_status compare_files(assay_context *ctx, const char *golden, const char *candidate, double false_alarm,
                                   assay_report *report)
 {
-    OWNED_BY(close_reader) assay_fixture_reader *g = NULL, *c = NULL;
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *g = NULL, *c = NULL;
     assert_ok(ctx, assay_fixture_open(ctx, golden, &g));
     assert_ok(ctx, assay_fixture_open(ctx, candidate, &c));
     assay_status status =
@@ -403,7 +403,7 @@ TEST(test_no_memory)
     add_tensor(&t.candidate, "outputs/unknown", ASSAY_INT32, 1, DIMS(3), 0.0);
     int64_t n = 0;
     for (bool done = false; !done; n++) {
-        OWNED_BY(close_reader) assay_fixture_reader *golden = NULL, *candidate = NULL;
+        OWNED_BY(assay_fixture_release) assay_fixture_reader *golden = NULL, *candidate = NULL;
         open_fixtures(&t.ctx, &t.golden, &t.candidate, &golden, &candidate);
         assay_fail_allocation(n);
         const assay_status status =

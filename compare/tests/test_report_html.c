@@ -234,7 +234,7 @@ TEST(cells_of_all_sizes)
     for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++) {
         const int64_t rows = sizes[n][0], columns = sizes[n][1], count = rows * columns;
         assay_context ctx = {.threads = 1};
-        OWNED_BY(close_reader) assay_fixture_reader *golden = NULL, *candidate = NULL;
+        OWNED_BY(assay_fixture_release) assay_fixture_reader *golden = NULL, *candidate = NULL;
         OWNED_BY(assay_report_free) assay_report report = {0};
         OWNED double *zeros = calloc((size_t)count, sizeof *zeros), *values = calloc((size_t)count, sizeof *values);
         OWNED double *scales = calloc((size_t)count, sizeof *scales);
@@ -269,7 +269,7 @@ TEST_WITH_CONTEXT(pictures_are_limited)
 {
     enum { TENSORS = ASSAY_PICTURES_MOST + 3 };
     const double golden_value = 1, wrong = 2, scale = 1e-3;
-    OWNED_BY(close_reader) assay_fixture_reader *golden = NULL, *candidate = NULL;
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *golden = NULL, *candidate = NULL;
     OWNED_BY(assay_report_free) assay_report report = {0};
     int drawn = 0;
     OWNED assay_memory_tensor *tensors = calloc(2 * TENSORS, sizeof *tensors);

@@ -62,7 +62,7 @@ static assay_status certify_tensor(assay_context *ctx, const quad_tensors *resul
     if (status != ASSAY_OK) return status;
     int64_t count = assay_shape_count(&computed->shape);
     if (computed->values != NULL) {
-        const quad share = quad_has_prefix(computed->path, "gradients/") ? QUAD_ALLOWED_RELATIVE : 0;
+        const quad share = assay_begins(computed->path, "gradients/") ? QUAD_ALLOWED_RELATIVE : 0;
         quad_certify_values(count, computed->values, reference->values, error_scale, share, certificate);
     } else {
         certify_indices(count, computed->indices, reference->indices, certificate);
@@ -118,7 +118,7 @@ assay_status quad_certify(assay_context *ctx, const quad_operation *operation, c
     for (int i = 0; i < computed->count; i++) {
         const quad_tensor *tensor = &computed->items[i];
         char of[ASSAY_PATH_SIZE];
-        if (quad_has_prefix(tensor->path, "error_scale/")) continue;
+        if (assay_begins(tensor->path, "error_scale/")) continue;
         if (quad_is_choice(tensor->path)) {
             MUST(quad_certify_choice(ctx, tensor, computed, &references, certificates));
         } else if (budget->direction != NULL && budget->direction(budget->signed_sums, tensor->path, 0, of, NULL)) {

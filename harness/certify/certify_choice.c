@@ -18,7 +18,7 @@ typedef struct routing {
 bool quad_is_choice(const char *path)
 {
     const char *name = strrchr(path, '/');
-    return quad_has_prefix(path, "routing/") && (strcmp(name, "/selected_experts") == 0 || strcmp(name, "/top_k") == 0);
+    return assay_begins(path, "routing/") && (strcmp(name, "/selected_experts") == 0 || strcmp(name, "/top_k") == 0);
 }
 
 static bool same_set(int64_t count, const int32_t *a, const int32_t *b)
@@ -84,7 +84,7 @@ static assay_status read_routing(assay_context *ctx, const quad_tensor *choice, 
     snprintf(own, sizeof own, "own/%s", of);
     sibling(own, "margin", own_margin);
     sibling(own, "weights", own_weights);
-    r->per_token = shape->rank > 0 ? shape->dims[shape->rank - 1] : 1;
+    r->per_token = assay_row_length(shape);
     r->tokens = r->per_token > 0 ? count / r->per_token : 0;
     r->computed = choice->indices;
     MUST(quad_read_indices(ctx, references, own, count, &r->reference));

@@ -189,7 +189,7 @@ static assay_status list_lines(assay_context *ctx, const quad_tensors *reference
     MUST(assay_alloc(ctx, "list of gradients", references->count, sizeof *all->tensors, &all->tensors));
     for (int i = 0; i < references->count; i++) {
         const quad_tensor *gradient = &references->items[i];
-        if (!quad_has_prefix(gradient->path, "gradients/")) continue;
+        if (!assay_begins(gradient->path, "gradients/")) continue;
         const quad_tensor *of = quad_tensors_find(all->in, gradient->path + strlen("gradients/"));
         if (of != NULL) all->tensors[all->tensor_count++] = (moved){gradient, (int)(of - all->in->items), size_of(of)};
     }
@@ -208,7 +208,7 @@ static assay_status list_outputs(assay_context *ctx, const quad_tensors *in, qua
 {
     for (int i = 0; i < in->count; i++) {
         char path[ASSAY_PATH_SIZE];
-        if (!quad_has_prefix(in->items[i].path, "cotangents/")) continue;
+        if (!assay_begins(in->items[i].path, "cotangents/")) continue;
         snprintf(path, sizeof path, "outputs/%s", in->items[i].path + strlen("cotangents/"));
         MUST(quad_tensors_list(ctx, outputs, path, &in->items[i]));
     }

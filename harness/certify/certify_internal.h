@@ -13,7 +13,6 @@ typedef struct quad_comparison {
 } quad_comparison;
 /* Takes it into the certificate: the worst stays, and what is no number is the worst of all. */
 void quad_note(quad_certificate *certificate, const quad_comparison *comparison);
-bool quad_has_prefix(const char *path, const char *prefix);
 /* The largest |value| that is a number. */
 quad quad_largest(int64_t count, const quad *values);
 

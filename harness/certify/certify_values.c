@@ -88,8 +88,3 @@ void quad_certify_values(int64_t count, const quad *computed, const quad *refere
                                                   .allowed = allowed});
     }
 }
-
-bool quad_has_prefix(const char *path, const char *prefix)
-{
-    return strncmp(path, prefix, strlen(prefix)) == 0;
-}

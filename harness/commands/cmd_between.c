@@ -119,13 +119,6 @@ static assay_status check_sides(assay_context *ctx, const assay_options *o)
 
 /* ---- what is said ---- */
 
-static const assay_tensor_result *result_of(const assay_report *report, const char *path)
-{
-    for (int i = 0; i < report->count; i++)
-        if (strcmp(report->tensors[i].spec.path, path) == 0) return &report->tensors[i];
-    return NULL;
-}
-
 static const char *word_of(const assay_tensor_result *t)
 {
     return t->finding == ASSAY_FINDING_MISSING ? "not given" : t->verdict == ASSAY_FAIL ? "beyond" : "rounding";
@@ -136,7 +129,8 @@ static void print_tensors(const assay_between *b, bool verbose)
     printf("  %-48s %-10s %-10s %-10s %s\n", "tensor: RMS over error scale of", "A", "B", "B - A", "");
     for (int i = 0; i < b->apart.count; i++) {
         const assay_tensor_result *t = &b->apart.tensors[i];
-        const assay_tensor_result *a = result_of(&b->of[0], t->spec.path), *other = result_of(&b->of[1], t->spec.path);
+        const assay_tensor_result *a = assay_result_of(&b->of[0], t->spec.path),
+                                  *other = assay_result_of(&b->of[1], t->spec.path);
         const bool shown = t->finding != ASSAY_FINDING_MISSING && t->spec.type != ASSAY_INT32;
         if (!shown || (!verbose && !t->required && t->verdict != ASSAY_FAIL)) continue;
         printf("  %-48s %-10.3g %-10.3g %-10.3g %s\n", t->spec.path, a == NULL ? 0 : a->rms_ratio,
@@ -167,7 +161,8 @@ static void print_text(const between_run *r, const assay_between *b, const char 
 
 static bool put_tensor(cJSON *list, const assay_between *b, const assay_tensor_result *t)
 {
-    const assay_tensor_result *of[2] = {result_of(&b->of[0], t->spec.path), result_of(&b->of[1], t->spec.path)};
+    const assay_tensor_result *of[2] = {assay_result_of(&b->of[0], t->spec.path),
+                                        assay_result_of(&b->of[1], t->spec.path)};
     cJSON *item = json_object(list, NULL);
     return json_text(item, "path", t->spec.path) && json_text(item, "verdict", word_of(t)) &&
            json_text(item, "message", t->message) && json_number(item, "a", of[0] == NULL ? 0 : of[0]->rms_ratio) &&

@@ -166,7 +166,7 @@ bool assay_find_counterpart(const assay_tensor_set *tensors, const assay_tensor_
                             assay_counterpart *found)
 {
     const assay_tensor *same = assay_tensor_set_find(tensors, spec->path);
-    const int64_t width = spec->shape.rank > 0 ? spec->shape.dims[spec->shape.rank - 1] : 1;
+    const int64_t width = assay_row_length(&spec->shape);
     *found = (assay_counterpart){.origin = {same, NULL}, .width = width, .layouts = layouts};
     if (layouts.own != layouts.theirs && assay_path_is_prefused(spec->path)) found->hidden = width / 2;
     if (!assay_path_ends(spec->path, "wi")) {

@@ -106,14 +106,6 @@ assay_status assay_expected_compare(assay_context *ctx, const assay_trial *t, co
                                      report);
 }
 
-const assay_tensor_result *assay_result_of(const assay_report *report, const char *path)
-{
-    for (int i = 0; i < report->count; i++) {
-        if (strcmp(report->tensors[i].spec.path, path) == 0) return &report->tensors[i];
-    }
-    return NULL;
-}
-
 bool assay_tensor_is_explained(const assay_tensor_result *r)
 {
     return r->verdict != ASSAY_FAIL && r->verdict != ASSAY_NOT_COMPARABLE && !(r->rms_ratio > EXPLAINED_TENSOR);

@@ -33,9 +33,6 @@ assay_status assay_beats_golden(assay_context *ctx, const assay_trial *t, const 
 /* Whether no element, row or integer fails, and none is missing: statistics do. */
 bool assay_only_statistics_fail(const assay_report *plain);
 
-/* Of that tensor; NULL: the report has none. */
-const assay_tensor_result *assay_result_of(const assay_report *report, const char *path);
-
 /* Whether no more is left of a tensor than of a correct candidate's. */
 bool assay_tensor_is_explained(const assay_tensor_result *r);
 

@@ -8,8 +8,7 @@
 
 int64_t assay_tensor_width(const assay_tensor *tensor)
 {
-    const assay_shape *shape = &tensor->spec.shape;
-    return shape->rank > 0 ? shape->dims[shape->rank - 1] : 1;
+    return assay_row_length(&tensor->spec.shape);
 }
 
 void assay_swap_values(double *a, double *b, int64_t count)
@@ -32,13 +31,6 @@ bool assay_scale_values(assay_tensor *tensor, double factor)
 {
     for (int64_t i = 0; i < tensor->count; i++) tensor->values[i] *= factor;
     return factor != 1.0;
-}
-
-int64_t assay_axes_product(const assay_shape *shape, int first, int last)
-{
-    int64_t count = 1;
-    for (int axis = first; axis < last; axis++) count *= shape->dims[axis];
-    return count;
 }
 
 int assay_tensor_axis(const assay_tensor *tensor, const char *label)

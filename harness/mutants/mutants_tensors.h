@@ -215,9 +215,8 @@ assay_arithmetic_edit assay_degrade_sums, assay_degrade_router, assay_degrade_fu
 /* What they share. */
 /* Whether the path lies in the folder, which may be one in another: "gradients/weights". */
 bool assay_path_in(const char *path, const char *folder);
-int64_t assay_tensor_width(const assay_tensor *tensor);                    /* of a row: the last axis */
-int assay_tensor_axis(const assay_tensor *tensor, const char *label);      /* -1: none has it */
-int64_t assay_axes_product(const assay_shape *shape, int first, int last); /* of axes [first, last) */
+int64_t assay_tensor_width(const assay_tensor *tensor);               /* of a row: the last axis */
+int assay_tensor_axis(const assay_tensor *tensor, const char *label); /* -1: none has it */
 /* The tensor of the same size whose path has `other` where this one's has, last, `part`; NULL: there is none. */
 assay_tensor *assay_tensor_beside(const assay_mutation *m, const assay_tensor *tensor, const char *part,
                                   const char *other);

@@ -9,21 +9,16 @@
 #include "oracle/moe/permute.h"
 #include "oracle/moe/sharded_moe.h"
 
-static bool starts_with(const char *text, const char *prefix)
-{
-    return strncmp(text, prefix, strlen(prefix)) == 0;
-}
-
 assay_router_family assay_router_family_of(const assay_model_config *m)
 {
     const char *name = m->model_name.text, *block = m->decoder_block.text;
     const assay_routing_method *method = assay_routing_method_by_name(m->routing_method.text);
     if (m->fused_moe_func) return ASSAY_ROUTER_FUSED;
     if (method != NULL) return method->router;
-    const bool deepseek = starts_with(block, "deepseek") || (block[0] == '\0' && starts_with(name, "deepseek"));
+    const bool deepseek = assay_begins(block, "deepseek") || (block[0] == '\0' && assay_begins(name, "deepseek"));
     if (!deepseek) return assay_block_router(block);
-    if (starts_with(name, "deepseek3") || starts_with(name, "deepseek4")) return ASSAY_ROUTER_DEEPSEEK3;
-    if (starts_with(name, "deepseek2")) return ASSAY_ROUTER_DEEPSEEK2;
+    if (assay_begins(name, "deepseek3") || assay_begins(name, "deepseek4")) return ASSAY_ROUTER_DEEPSEEK3;
+    if (assay_begins(name, "deepseek2")) return ASSAY_ROUTER_DEEPSEEK2;
     const bool softmax = strcmp(m->routed_score_func.text, "softmax") == 0;
     return softmax && !m->routed_bias ? ASSAY_ROUTER_DEEPSEEK2 : ASSAY_ROUTER_DEEPSEEK3;
 }

@@ -16,22 +16,15 @@ typedef struct operand {
     assay_block_format format; /* its rows and columns as those of the matrix */
 } operand;
 
-static int64_t size_of(const assay_shape *shape, int first, int end)
-{
-    int64_t size = 1;
-    for (int axis = first; axis < end; axis++) size *= shape->dims[axis];
-    return size;
-}
-
 static operand operand_of(const assay_tensor_entry *entry)
 {
     const assay_operand_axes *axes = &entry->operand;
     const assay_shape *shape = &entry->spec.shape;
     const int end = axes->batch + axes->rows;
     operand o = {.entry = entry,
-                 .matrices = size_of(shape, 0, axes->batch),
-                 .rows = size_of(shape, axes->batch, end),
-                 .columns = size_of(shape, end, shape->rank),
+                 .matrices = assay_axes_product(shape, 0, axes->batch),
+                 .rows = assay_axes_product(shape, axes->batch, end),
+                 .columns = assay_axes_product(shape, end, shape->rank),
                  .format = *entry->format};
     if (axes->sums_rows) {
         o.format.rows = entry->format->columns;
@@ -54,7 +47,7 @@ static void add_axes(assay_tensor_spec *scale, const assay_tensor_spec *of, int 
     }
     if (block == 1) return;
     scale->labels[scale->shape.rank] = "blocks";
-    scale->shape.dims[scale->shape.rank++] = assay_block_count(size_of(&of->shape, first, end), block);
+    scale->shape.dims[scale->shape.rank++] = assay_block_count(assay_axes_product(&of->shape, first, end), block);
 }
 
 static assay_tensor_entry scale_entry(const operand *o, assay_operand_tensor part, assay_dtype type)

@@ -18,3 +18,5 @@ assay_source assay_input_and_choice_source(const assay_tensor_set *tensors);
 void assay_results_store(const assay_plan *plan, const assay_tensor_set *results);
 /* For what comes out, but for null distributions. */
 assay_sink assay_results_sink(assay_tensor_set *tensors);
+
+extern const assay_sink assay_nowhere; /* wants all, and keeps nothing */

@@ -15,27 +15,21 @@ enum {
 
 typedef assay_error_view view;
 
-static int64_t product_of(const assay_shape *shape, int first, int end)
-{
-    int64_t product = 1;
-    for (int axis = first; axis < end; axis++) product *= shape->dims[axis];
-    return product;
-}
-
 /* The first view is all axes but the last against the last. An axis of 1 does not make another one. */
 static int views_of(const assay_shape *shape, view *views)
 {
     const int rank = shape->rank, last = rank > 0 ? rank - 1 : 0;
     int count = 0;
-    views[count++] = (view){.blocks = 1, .rows = product_of(shape, 0, last), .columns = product_of(shape, last, rank)};
+    views[count++] = (view){
+        .blocks = 1, .rows = assay_axes_product(shape, 0, last), .columns = assay_axes_product(shape, last, rank)};
     for (int cut = 1; cut < last; cut++) {
         if (shape->dims[cut] == 1) continue;
-        views[count++] =
-            (view){.blocks = 1, .rows = product_of(shape, 0, cut), .columns = product_of(shape, cut, rank)};
+        views[count++] = (view){
+            .blocks = 1, .rows = assay_axes_product(shape, 0, cut), .columns = assay_axes_product(shape, cut, rank)};
     }
     if (rank >= 3 && shape->dims[0] > 1) {
         views[count++] =
-            (view){.blocks = shape->dims[0], .rows = product_of(shape, 1, last), .columns = shape->dims[last]};
+            (view){.blocks = shape->dims[0], .rows = assay_axes_product(shape, 1, last), .columns = shape->dims[last]};
     }
     return count;
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "harness/plan/left_out.h"
+#include "harness/plan/results.h"
 #include "harness/scales/ensemble_internal.h"
 #include "oracle/base/memory.h"
 
@@ -45,31 +46,12 @@ static bool has_scales(const assay_plan *plan)
     return any;
 }
 
-static bool wants_all(void *self, const char *path)
-{
-    (void)self, (void)path;
-    return true;
-}
-
-static assay_status leave(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
-{
-    (void)ctx, (void)self, (void)path, (void)count, (void)values;
-    return ASSAY_OK;
-}
-
-static assay_status leave_i32(assay_context *ctx, void *self, const char *path, int64_t count, const int32_t *values)
-{
-    (void)ctx, (void)self, (void)path, (void)count, (void)values;
-    return ASSAY_OK;
-}
-
 /* Whether results are others once the inputs are rounded: those of a router that only chooses are not, given the choice. */
 static assay_status look_at_results(assay_context *ctx, const assay_plan *plan, const assay_source *in,
                                     const assay_precision *precision, bool *changed)
 {
-    const assay_sink nowhere = {.wants = wants_all, .write = leave, .write_i32 = leave_i32};
     const assay_member rounded = {.precision = precision, .nearest = true, .exact = true};
-    OWNED_BY(assay_ensemble_release) assay_ensemble e = {.plan = plan, .in = in, .out = &nowhere};
+    OWNED_BY(assay_ensemble_release) assay_ensemble e = {.plan = plan, .in = in, .out = &assay_nowhere};
     MUST(assay_ensemble_collect(ctx, &e, false));
     MUST(assay_ensemble_run_golden(ctx, &e));
     MUST(assay_ensemble_run(ctx, &e, &rounded));

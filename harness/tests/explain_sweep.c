@@ -93,7 +93,7 @@ static void compare(subject *s, assay_fixture_reader *candidate, assay_report *r
 static assay_verdict verdict_on(subject *s, const assay_tensor_set *results)
 {
     OWNED_BY(assay_report_free) assay_report report = {0};
-    OWNED_BY(close_reader) assay_fixture_reader *candidate = NULL;
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *candidate = NULL;
     require(s, assay_trial_reader(&s->t.ctx, results, "candidate", s->trial.profile, &candidate));
     compare(s, candidate, &report);
     return report.verdict;
@@ -228,7 +228,7 @@ static bool is_as_small_as_rounding(const char *mutant)
 static void judge(subject *s, const char *what, const char *name, assay_tensor_set *results, bool verbose, tally *t)
 {
     OWNED_BY(assay_report_free) assay_report report = {0};
-    OWNED_BY(close_reader) assay_fixture_reader *candidate = NULL;
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *candidate = NULL;
     const assay_profile *profile = s->trial.profile;
     bool named = false;
     assay_golden golden = {.reader = s->t.reader, .c = s->t.c, .plan = s->t.plan};

@@ -110,7 +110,7 @@ assay_judging trial_judging(const assay_profile *profile)
 assay_status trial_try_judge(trial *t, const assay_judging *how, int64_t fails, assay_report *report)
 {
     OWNED_BY(assay_golden_close) assay_golden golden = {0};
-    OWNED_BY(close_reader) assay_fixture_reader *candidate = NULL;
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *candidate = NULL;
     *report = (assay_report){0};
     assert_ok(&t->ctx, assay_golden_open(&t->ctx, t->file, &golden));
     assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
@@ -129,7 +129,7 @@ assay_report trial_judge(trial *t, const assay_judging *how)
 assay_report trial_compare(trial *t, const assay_profile *profile)
 {
     assay_report report;
-    OWNED_BY(close_reader) assay_fixture_reader *candidate = NULL;
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *candidate = NULL;
     assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
     assert_ok(&t->ctx,
               assay_compare(&t->ctx, t->reader, candidate, profile, 1e-6, assay_plan_order(&t->plan), &report));

@@ -37,6 +37,11 @@ void trial_round(const assay_tensor_set *results, assay_dtype type);
 /* A candidate of those results that `is_wanted`, in the profile's type but for integers. */
 void trial_write_candidate(trial *t, const assay_tensor_set *results, const assay_profile *profile,
                            bool (*is_wanted)(const assay_tensor_spec *spec));
+static inline bool trial_is_result(const assay_tensor_spec *spec)
+{
+    return assay_role_is_result(spec->role);
+}
+
 /* What the operation gives by `in`, in the place of the golden's results. */
 void trial_run(const trial *t, assay_context *ctx, const assay_source *in, assay_tensor_set *results);
 /* The candidate's file against the golden's, which is opened anew, as all who judge do it; without explanations by

@@ -54,6 +54,16 @@ static inline assay_status try_golden(assay_context *ctx, const assay_case *c, c
     return status;
 }
 
+/* Whether a key says what happens to an intermediate between forward and backward. */
+static inline bool is_checkpoint(const char *key)
+{
+#define KEY(...)
+#define CHECKPOINT(of, ...)                                                                                            \
+    if (strcmp(key, #of) == 0) return true;
+#include "cases/model_keys.inc"
+    return false;
+}
+
 static inline bool has_tag(const assay_case *c, const char *tag)
 {
     for (int i = 0; i < c->tags.count; i++) {

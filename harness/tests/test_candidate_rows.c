@@ -29,15 +29,10 @@ static void open_case(moved *f, const test_folder *folder, const char *name, con
     }
 }
 
-static bool is_result(const assay_tensor_spec *spec)
-{
-    return assay_role_is_result(spec->role);
-}
-
 static assay_report judged(moved *f)
 {
     const assay_judging how = trial_judging(assay_profile_by_name(PROFILE));
-    trial_write_candidate(&f->t, &f->results, how.profile, is_result);
+    trial_write_candidate(&f->t, &f->results, how.profile, trial_is_result);
     return trial_judge(&f->t, &how);
 }
 
@@ -366,7 +361,7 @@ TEST_IN_FOLDER(no_memory_is_reported)
     open_case(&f, folder, "moe/small", "checkpoints=all");
     reverse_experts(&f, true);
     const assay_profile *profile = assay_profile_by_name(PROFILE);
-    trial_write_candidate(&f.t, &f.results, profile, is_result);
+    trial_write_candidate(&f.t, &f.results, profile, trial_is_result);
     for (int64_t n = 0;; n++) {
         assay_fixture_reader *candidate = NULL;
         assay_row_orders orders = {0};

@@ -259,7 +259,7 @@ TEST_IN_FOLDER(goldens_hold_their_certificate)
     static const char *const some[] = {"routing/balance", "rms_norm/one-column", "attention/segments"};
     for (size_t i = 0; i < sizeof some / sizeof *some; i++) {
         OWNED_BY(trial_close) trial p, plain;
-        OWNED_BY(close_reader) assay_fixture_reader *reader = NULL;
+        OWNED_BY(assay_fixture_release) assay_fixture_reader *reader = NULL;
         OWNED_BY(quad_certificates_free) quad_certificates found = {0};
         problem_start(&p, some[i], "checkpoints=all");
         problem_start(&plain, some[i], "checkpoints=all");
@@ -327,7 +327,7 @@ TEST_IN_FOLDER(stored_certificates_are_compared)
     };
     OWNED_BY(trial_close) trial p;
     OWNED_BY(quad_certificates_free) quad_certificates found = {0};
-    OWNED_BY(close_reader) assay_fixture_reader *reader = NULL;
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *reader = NULL;
     problem_start(&p, "moe/small", "gradients=[inputs/x]");
     assert_ok(&p.ctx, write_certified(&p, folder->file));
     certify(&p, 2, &found);
@@ -348,7 +348,7 @@ TEST_IN_FOLDER(nothing_is_written_without)
     static const char *const paths[] = {"outputs/y", "gradients/weights/wi_1"};
     const char *const *expects = NULL;
     OWNED_BY(trial_close) trial p;
-    OWNED_BY(close_reader) assay_fixture_reader *reader = NULL;
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *reader = NULL;
     for (int i = 0; i < 2; i++) {
         problem_start(&p, "moe/small", "gradients=[weights/wi_1]");
         plant(&p, &(tampering){.path = paths[i], .element = -1, .factor = 1 + 1e-9});

@@ -81,7 +81,7 @@ static void copy_golden(const test_folder *folder, const char *error_model, cons
 {
     static const char *const texts[] = {"kind", "case", "case_yaml", "op", "engine", "generator"};
     assay_context ctx = assay_context_default(1);
-    OWNED_BY(close_reader) assay_fixture_reader *reader = NULL;
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *reader = NULL;
     assay_fixture_writer *writer = NULL;
     assert_ok(&ctx, assay_fixture_open(&ctx, folder->file, &reader));
     assert_ok(&ctx, assay_fixture_create(&ctx, folder->other, &writer));

@@ -43,7 +43,7 @@ static assay_golden golden_of(const fixture *f)
 static assay_status try_explain(fixture *f, assay_tensor_set *results, assay_report *report)
 {
     assay_status status;
-    OWNED_BY(close_reader) assay_fixture_reader *candidate = NULL;
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *candidate = NULL;
     assay_golden golden = golden_of(f);
     *report = (assay_report){0};
     trial_round(results, f->at.profile->storage);
@@ -365,11 +365,6 @@ static bool only_statistics_fail(const assay_report *report)
     return report->verdict == ASSAY_FAIL && assay_only_statistics_fail(report);
 }
 
-static bool is_word(const char *text, const char *word)
-{
-    return strcmp(text, word) == 0;
-}
-
 /* Then whatever changes next to nothing passes where the golden would. A name is for what explains the statistic. */
 TEST_IN_FOLDER(what_changes_nothing_is_not_named)
 {
@@ -401,7 +396,7 @@ TEST_IN_FOLDER(what_changes_nothing_is_not_named)
             fail_msg("%s, %s: %s", rows[i].name, rows[i].path, report.explanation);
         for (int k = 0; k < report.explained_count; k++) {
             const char *name = report.explained_by[k];
-            if (strcmp(name, rows[i].must) != 0 && !assay_any_word(rows[i].may, name, is_word))
+            if (strcmp(name, rows[i].must) != 0 && !assay_any_word(rows[i].may, name, assay_is_word))
                 fail_msg("%s, %s: %s", rows[i].name, rows[i].path, report.explanation);
         }
         trial_close(&f.t);
@@ -592,7 +587,7 @@ TEST_IN_FOLDER(where_nothing_is_said)
 TEST_IN_FOLDER(golden_of_an_unknown_operation)
 {
     OWNED_BY(fixture_close) fixture f;
-    OWNED_BY(close_reader) assay_fixture_reader *candidate = NULL;
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *candidate = NULL;
     OWNED_BY(assay_report_free) assay_report report;
     start(&f, folder, "rms_norm/deepseek", "profiles=[bf16]", "bf16");
     OWNED_BY(assay_tensor_set_free) assay_tensor_set results = make(&f, "zero_outputs");

@@ -48,7 +48,7 @@ static assay_report judged(fixture *f, const assay_arithmetic *arithmetic, const
 {
     OWNED_BY(assay_tensor_set_free) assay_tensor_set candidate = {0};
     assay_report report = {0};
-    OWNED_BY(close_reader) assay_fixture_reader *reader = NULL;
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *reader = NULL;
     assay_context own = f->t.ctx;
     own.arithmetic = arithmetic;
     own.emulation = emulation;

@@ -25,11 +25,6 @@ static int64_t tokens_of(const assay_tensor *choice)
     return choice->count / per_token(choice);
 }
 
-static bool is_result(const assay_tensor_spec *spec)
-{
-    return assay_role_is_result(spec->role);
-}
-
 /* Whatever the golden's digests say: tests tamper with it. */
 static void fixture_open(fixture *f, const test_folder *folder, const char *name, const char *set)
 {
@@ -48,7 +43,7 @@ static void fixture_open(fixture *f, const test_folder *folder, const char *name
 
 static void write_results(fixture *f)
 {
-    trial_write_candidate(&f->t, &f->results, assay_profile_by_name(PROFILE), is_result);
+    trial_write_candidate(&f->t, &f->results, assay_profile_by_name(PROFILE), trial_is_result);
 }
 
 static void write_candidate(fixture *f)

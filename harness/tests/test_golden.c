@@ -47,7 +47,7 @@ static void check_numbers(assay_context *ctx, assay_fixture_reader *reader, cons
 static void check_golden(assay_context *ctx, const assay_case *c, const char *path)
 {
     OWNED_BY(assay_plan_free) assay_plan plan = {0};
-    OWNED_BY(close_reader) assay_fixture_reader *reader = NULL;
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *reader = NULL;
     assert_ok(ctx, assay_plan_make(ctx, &plan, c));
     assert_ok(ctx, assay_fixture_open(ctx, path, &reader));
     assert_string_equal(assay_fixture_text(reader, "kind"), "golden");
@@ -127,7 +127,7 @@ TEST_IN_FOLDER(gradients_and_checkpoints_are_chosen)
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
-        OWNED_BY(close_reader) assay_fixture_reader *reader = NULL;
+        OWNED_BY(assay_fixture_release) assay_fixture_reader *reader = NULL;
         OWNED_BY(free_case) assay_case *c = case_named("moe/small", table[i].set);
         assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
         check_golden(&ctx, c, folder->file);
@@ -140,7 +140,7 @@ TEST_IN_FOLDER(gradients_and_checkpoints_are_chosen)
 /* What is chosen changes which numbers are in the file, never the numbers. */
 TEST_IN_FOLDER_WITH_CONTEXT(choosing_changes_no_number)
 {
-    OWNED_BY(close_reader) assay_fixture_reader *all = NULL, *some = NULL;
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *all = NULL, *some = NULL;
     OWNED_BY(free_case) assay_case *c = case_named("moe/balance", "checkpoints=all");
     assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
     assert_ok(&ctx, assay_case_set(&ctx, c, "gradients=[weights/gate/bias, weights/wo]"));
@@ -163,7 +163,7 @@ TEST_IN_FOLDER_WITH_CONTEXT(scales_follow_the_profile)
 {
     static const char *const profiles[] = {"f64", "f32", "f16", "bf16"};
     static const char *const paths[] = {"outputs/y", "gradients/inputs/x", "gradients/weights/wo"};
-    OWNED_BY(close_reader) assay_fixture_reader *reader = NULL;
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *reader = NULL;
     OWNED_BY(free_case) assay_case *c = case_named("moe/small", "profiles=[f64, f32, f16, bf16]");
     assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
     assert_ok(&ctx, assay_fixture_open(&ctx, folder->file, &reader));
@@ -186,7 +186,7 @@ TEST_IN_FOLDER_WITH_CONTEXT(scales_follow_the_profile)
 /* A copy of a golden in which one element of one dataset is another one. */
 static void write_altered(assay_context *ctx, const char *from, const char *to, const char *altered)
 {
-    OWNED_BY(close_reader) assay_fixture_reader *reader = NULL;
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *reader = NULL;
     assay_fixture_writer *writer = NULL;
     assert_ok(ctx, assay_fixture_open(ctx, from, &reader));
     assert_ok(ctx, assay_fixture_create(ctx, to, &writer));
@@ -222,7 +222,7 @@ TEST_IN_FOLDER(altered_goldens_are_refused)
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
-        OWNED_BY(close_reader) assay_fixture_reader *reader = NULL;
+        OWNED_BY(assay_fixture_release) assay_fixture_reader *reader = NULL;
         OWNED_BY(assay_plan_free) assay_plan plan = {0};
         OWNED_BY(free_case) assay_case *c = case_named("moe/small", NULL);
         assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));

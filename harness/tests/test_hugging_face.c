@@ -20,11 +20,6 @@ static char *yaml_of(const char *set)
     return yaml;
 }
 
-static bool begins_with(const char *line, const char *word)
-{
-    return strncmp(line, word, strlen(word)) == 0;
-}
-
 /* Names are not the same; of some models only the configuration says how long a sequence may be; and MaxText has Mixtral's
  * factor of queries in their kernel. */
 TEST(public_configurations_say_what_our_models_say)
@@ -40,8 +35,8 @@ TEST(public_configurations_say_what_our_models_say)
         for (; *a != '\0' && *b != '\0'; lines++) {
             const int length = (int)strcspn(a, "\n"), other = (int)strcspn(b, "\n");
             const bool same = length == other && strncmp(a, b, (size_t)length) == 0;
-            if (!same && !begins_with(a, "  model_name:") && !begins_with(a, "  max_position_embeddings: 163840") &&
-                !(begins_with(models[i], "mixtral") && begins_with(b, "  query_pre_attn_scalar: 0.0883"))) {
+            if (!same && !assay_begins(a, "  model_name:") && !assay_begins(a, "  max_position_embeddings: 163840") &&
+                !(assay_begins(models[i], "mixtral") && assay_begins(b, "  query_pre_attn_scalar: 0.0883"))) {
                 fail_msg("%s: %.*s, found %.*s", models[i], length, a, other, b);
             }
             a += length + (a[length] != '\0');

@@ -192,7 +192,7 @@ static char *text_of_files(const char *golden_path, const char *candidate_path, 
 {
     assay_context ctx = assay_context_default(1);
     OWNED_BY(assay_golden_close) assay_golden golden = {0};
-    OWNED_BY(close_reader) assay_fixture_reader *candidate = NULL;
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *candidate = NULL;
     OWNED_BY(assay_report_free) assay_report report = {0};
     char *text = NULL;
     const assay_judging how = {.profile = assay_profile_by_name(profile), .false_alarm = 1e-6, .quiet = true};

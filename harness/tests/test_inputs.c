@@ -15,7 +15,7 @@ static void write_inputs(assay_context *ctx, const char *file, const char *path,
 
 static bool same_digest(assay_context *ctx, const char *a, const char *b, const char *path)
 {
-    OWNED_BY(close_reader) assay_fixture_reader *first = NULL, *second = NULL;
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *first = NULL, *second = NULL;
     assert_ok(ctx, assay_fixture_open(ctx, a, &first));
     assert_ok(ctx, assay_fixture_open(ctx, b, &second));
     bool same = strcmp(assay_fixture_dataset_digest(first, path), assay_fixture_dataset_digest(second, path)) == 0;
@@ -64,7 +64,7 @@ TEST_IN_FOLDER(some_are_taken)
     snprintf(inputs, sizeof inputs, "%s/inputs.h5", folder->path);
     for (int i = 0; i < 3; i++) {
         assay_context ctx = assay_context_default(1);
-        OWNED_BY(close_reader) assay_fixture_reader *reader = NULL;
+        OWNED_BY(assay_fixture_release) assay_fixture_reader *reader = NULL;
         double found[4];
         OWNED_BY(free_case) assay_case *c = case_from("case: a\nop: rms_norm\nconfig: {base_emb_dim: 4}\n");
         write_inputs(&ctx, inputs, "weights/scale", types[i], 1, DIMS(4), scale);

@@ -46,15 +46,6 @@ static const struct {
     {"batch_split", "beta_slow"},
 };
 
-static bool is_checkpoint(const char *key)
-{
-#define KEY(...)
-#define CHECKPOINT(of, ...)                                                                                            \
-    if (strcmp(key, #of) == 0) return true;
-#include "cases/model_keys.inc"
-    return false;
-}
-
 static bool nothing_follows(const char *operation, const char *key)
 {
     bool found = is_checkpoint(key);

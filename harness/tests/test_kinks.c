@@ -19,11 +19,6 @@ static const char *const PROGRAMS[] = {
     KINKED("tanh(max(x, over=\"D\", first=true))"),
 };
 
-static bool is_result(const assay_tensor_spec *spec)
-{
-    return assay_role_is_result(spec->role);
-}
-
 /* Gradients of the kernel whose slope on every kink is this far from the least to the largest. */
 static void give(trial *t, const assay_profile *profile, double by)
 {
@@ -41,7 +36,7 @@ static void give(trial *t, const assay_profile *profile, double by)
             tensor->values[k] += by * (high.items[i].values[k] - tensor->values[k]);
     }
     trial_round(&low, profile->storage);
-    trial_write_candidate(t, &low, profile, is_result);
+    trial_write_candidate(t, &low, profile, trial_is_result);
 }
 
 static const struct {

@@ -9,7 +9,7 @@ static void check_compared(const assay_golden *golden, const char *path)
 {
     assay_context ctx = assay_context_default(1);
     OWNED_BY(assay_report_free) assay_report report = {0};
-    OWNED_BY(close_reader) assay_fixture_reader *candidate = NULL;
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *candidate = NULL;
     const assay_tensor_spec *spec = assay_fixture_find(golden->reader, path);
     OWNED double *numbers = calloc((size_t)assay_shape_count(&spec->shape), sizeof *numbers);
     assert_non_null(numbers);

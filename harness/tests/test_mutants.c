@@ -58,20 +58,6 @@ static const char no_settings[] =
     "prefill_chunk_size kv_cache_dtype "
     "kv_cache_split cache_gradients";
 
-static bool is_word(const char *text, const char *word)
-{
-    return strcmp(text, word) == 0;
-}
-
-static bool is_checkpoint_key(const char *name)
-{
-#define KEY(...)
-#define CHECKPOINT(of, ...)                                                                                            \
-    if (strcmp(name, #of) == 0) return true;
-#include "cases/model_keys.inc"
-    return false;
-}
-
 TEST(each_key_has_an_ignored_setting)
 {
     int rows[ASSAY_MODEL_KEYS] = {0};
@@ -85,7 +71,7 @@ TEST(each_key_has_an_ignored_setting)
     assert_false(assay_mutant_is_ignored_setting(&assay_mutants[0]));
     for (int key = 0; key < ASSAY_MODEL_KEYS; key++) {
         const char *name = assay_model_keys[key].name;
-        const bool none = assay_any_word(no_settings, name, is_word) || is_checkpoint_key(name);
+        const bool none = assay_any_word(no_settings, name, assay_is_word) || is_checkpoint(name);
         if (rows[key] != !none) fail_msg("%s: %d ignored settings, expected %d", name, rows[key], !none);
     }
 }
@@ -320,8 +306,8 @@ static const struct {
 static bool has_case(const char *mutant, const char *op)
 {
     for (size_t i = 0; i < sizeof without_case / sizeof *without_case; i++) {
-        if (assay_any_word(without_case[i].ops, op, is_word) &&
-            assay_any_word(without_case[i].mutants, mutant, is_word))
+        if (assay_any_word(without_case[i].ops, op, assay_is_word) &&
+            assay_any_word(without_case[i].mutants, mutant, assay_is_word))
             return false;
     }
     return true;

@@ -270,7 +270,7 @@ TEST_IN_FOLDER(bad_codes_and_scales_are_refused)
 /* A golden is inputs of its own case: codes and scales as they are. */
 TEST_IN_FOLDER_WITH_CONTEXT(a_golden_is_taken_as_inputs)
 {
-    OWNED_BY(close_reader) assay_fixture_reader *first = NULL, *second = NULL;
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *first = NULL, *second = NULL;
     OWNED_BY(free_case) assay_case *c = case_named("moe/nvfp4", NULL);
     assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
     assert_ok(&ctx, assay_case_set(&ctx, c, "seed=99"));

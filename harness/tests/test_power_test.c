@@ -357,7 +357,7 @@ TEST_IN_FOLDER_WITH_CONTEXT(older_tables_hold)
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         const double before = doubled[table[i].field];
         doubled[table[i].field] = table[i].value;
-        OWNED_BY(close_reader)
+        OWNED_BY(assay_fixture_release)
         assay_fixture_reader *reader = with_table(&ctx, path, table[i].rows, ASSAY_POWER_FIELDS, stored);
         const assay_tensor_spec *spec = assay_fixture_find(reader, "discrimination/f32");
         const assay_plan plan = {.operation = plain.operation, .specs = (assay_tensor_spec[]){*spec}, .spec_count = 1};
@@ -379,11 +379,12 @@ TEST_IN_FOLDER_WITH_CONTEXT(older_tables_hold)
     assert_true(power.effective == 2 && power.detected == 1 && !power.stated_by_stage);
     assay_fixture_close(earlier);
     for (int fields = ASSAY_POWER_BY_STAGE - 1; fields <= ASSAY_POWER_FIELDS + 1; fields += 3) {
-        OWNED_BY(close_reader) assay_fixture_reader *odd = with_table(&ctx, path, 2, fields, stored);
+        OWNED_BY(assay_fixture_release) assay_fixture_reader *odd = with_table(&ctx, path, 2, fields, stored);
         assert_int_equal(assay_power_read(&ctx, odd, "f32", &power), ASSAY_BAD_INPUT);
     }
     found[(assay_mutant_by_name("doubled") - assay_mutants) * ASSAY_POWER_FIELDS + ASSAY_POWER_EXCESS] = INFINITY;
-    OWNED_BY(close_reader) assay_fixture_reader *finite = with_table(&ctx, path, 2, ASSAY_POWER_FIELDS, stored);
+    OWNED_BY(assay_fixture_release)
+    assay_fixture_reader *finite = with_table(&ctx, path, 2, ASSAY_POWER_FIELDS, stored);
     assert_int_equal(assay_power_check(&ctx, &plain, finite, "discrimination/f32", found), ASSAY_BAD_INPUT);
 }
 
@@ -396,7 +397,7 @@ TEST_IN_FOLDER(request_never_passes)
     assay_report report = compare(&f, "f32");
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assay_report_free(&report);
-    OWNED_BY(close_reader) assay_fixture_reader *request = NULL;
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *request = NULL;
     const char *const *names = NULL;
     assert_ok(&f.ctx, assay_fixture_open(&f.ctx, f.candidate, &request));
     assert_null(assay_fixture_find(request, "discrimination/f32"));

@@ -192,7 +192,7 @@ static assay_report judge_file(trial *t, const char *path)
 {
     assay_report report;
     OWNED_BY(assay_golden_close) assay_golden golden = {0};
-    OWNED_BY(close_reader) assay_fixture_reader *candidate = NULL;
+    OWNED_BY(assay_fixture_release) assay_fixture_reader *candidate = NULL;
     const assay_judging how = {.profile = assay_profile_by_name("f32"), .false_alarm = 1e-6, .quiet = true};
     assert_ok(&t->ctx, assay_golden_open(&t->ctx, t->file, &golden));
     assert_ok(&t->ctx, assay_fixture_open(&t->ctx, path, &candidate));

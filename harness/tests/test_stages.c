@@ -12,14 +12,9 @@ static const assay_profile *profile(void)
     return assay_profile_by_name("bf16");
 }
 
-static bool is_result(const assay_tensor_spec *spec)
-{
-    return assay_role_is_result(spec->role);
-}
-
 static bool is_no_checkpoint(const assay_tensor_spec *spec)
 {
-    return is_result(spec) && spec->role != ASSAY_ROLE_CHECKPOINT;
+    return trial_is_result(spec) && spec->role != ASSAY_ROLE_CHECKPOINT;
 }
 
 /* What a run gives that goes on from `factor` times its own value of a checkpoint (NULL: of none), in bfloat16. */
@@ -115,7 +110,7 @@ static void check(const test_folder *folder, const planted *p)
     OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
     trial_write(&t, folder, case_named(p->name, SETS));
     make(&t, p->path, p->factor, &results);
-    write_candidate(&t, &results, is_result);
+    write_candidate(&t, &results, trial_is_result);
     OWNED_BY(assay_report_free) assay_report report = judge(&t);
     check_stages(&report, p->name, p->path);
 }
@@ -166,7 +161,7 @@ TEST_IN_FOLDER(malformed_checkpoints_fail_alone)
     make(&t, NULL, 1, &results);
     assay_tensor *bad = assay_tensor_set_find(&results, "checkpoints/mla_kv");
     bad->values[3] = NAN;
-    write_candidate(&t, &results, is_result);
+    write_candidate(&t, &results, trial_is_result);
     OWNED_BY(assay_report_free) assay_report report = judge(&t);
     check_stages(&report, "NaN", "checkpoints/mla_kv");
     assert_int_equal(find(report.stages, "checkpoints/mla_kv")->finding, ASSAY_FINDING_NONFINITE);
@@ -174,7 +169,7 @@ TEST_IN_FOLDER(malformed_checkpoints_fail_alone)
 
     bad->values[3] = 0;
     bad->spec.shape = assay_shape_of(1, bad->count);
-    write_candidate(&t, &results, is_result);
+    write_candidate(&t, &results, trial_is_result);
     report = judge(&t);
     check_stages(&report, "shape", "checkpoints/mla_kv");
     assert_int_equal(find(report.stages, "checkpoints/mla_kv")->finding, ASSAY_FINDING_SHAPE);
@@ -185,7 +180,7 @@ static void plant(const test_folder *folder, const planted *p, trial *t)
     OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
     trial_write(t, folder, case_named(p->name, SETS));
     make(t, p->path, p->factor, &results);
-    write_candidate(t, &results, is_result);
+    write_candidate(t, &results, trial_is_result);
 }
 
 static void check_same(const assay_report *report, const assay_report *first)
@@ -246,7 +241,7 @@ TEST_IN_FOLDER(the_golden_need_not_hold_checkpoints)
     trial_evaluate(&with, case_named("moe/small", SETS), NULL);
     make(&with, "checkpoints/moe_mlpwi_1", 1.02, &results);
     trial_write(&t, folder, case_named("moe/small", "profiles=bf16;checkpoints=none"));
-    write_candidate(&t, &results, is_result);
+    write_candidate(&t, &results, trial_is_result);
     OWNED_BY(assay_report_free) assay_report report = judge(&t);
     check_stages(&report, "moe/small", "checkpoints/moe_mlpwi_1");
     assert_int_equal(report.unknown_count, 0);
@@ -283,7 +278,7 @@ TEST_IN_FOLDER(a_wrong_stage_has_the_name_of_its_bug)
         trial_evaluate(&with, case_named("mla/small", SETS), NULL);
         make_mutant(&with, table[i].name, &results);
         trial_write(&t, folder, case_named("mla/small", "profiles=bf16;checkpoints=none"));
-        write_candidate(&t, &results, is_result);
+        write_candidate(&t, &results, trial_is_result);
         OWNED_BY(assay_report_free) assay_report report = trial_judge(&t, &how);
         assert_int_equal(report.verdict, ASSAY_FAIL);
         if (strstr(report.message, table[i].stage) == NULL || strstr(report.explanation, table[i].says) == NULL)

@@ -12,11 +12,6 @@
  */
 static const double STRETCH = 1.26491106406735172800; /* sqrt(8 / 5) */
 
-static int64_t parts(int64_t count, int64_t length)
-{
-    return (count + length - 1) / length;
-}
-
 /* How one operand is cut: blocks of so many rows and columns, as it lies in memory. */
 typedef struct blocks {
     int64_t rows, columns;
@@ -43,7 +38,7 @@ static void find_largest(const blocks *b, const emulated_operand *o, int64_t row
 {
     const double *values = o->values + row * o->ld;
     for (int64_t first = 0; first < o->columns; first += b->columns, largest++) {
-        const int64_t end = emulated_smaller(first + b->columns, o->columns);
+        const int64_t end = assay_smaller(first + b->columns, o->columns);
         for (int64_t i = first; i < end; i++) *largest = fabs(values[i]) > *largest ? fabs(values[i]) : *largest;
     }
 }
@@ -53,12 +48,12 @@ static void scale_row(const assay_context *ctx, const blocks *b, const emulated_
 {
     const double *values = o->values + row * o->ld, stretch = ctx->emulation->nearest ? 1 : STRETCH;
     for (int64_t first = 0, j = 0; first < o->columns; first += b->columns, j++) {
-        const int64_t end = emulated_smaller(first + b->columns, o->columns);
+        const int64_t end = assay_smaller(first + b->columns, o->columns);
         for (int64_t i = first; i < end; i++) to[i] = values[i] / scales[j];
     }
     emulated_to_scaled_grid(ctx, b->type, o->columns, to);
     for (int64_t first = 0, j = 0; first < o->columns; first += b->columns, j++) {
-        const int64_t end = emulated_smaller(first + b->columns, o->columns);
+        const int64_t end = assay_smaller(first + b->columns, o->columns);
         for (int64_t i = first; i < end; i++) to[i] = values[i] + stretch * (to[i] * scales[j] - values[i]);
     }
 }
@@ -67,7 +62,7 @@ static void scale_row(const assay_context *ctx, const blocks *b, const emulated_
 static void scale_band(const assay_context *ctx, const blocks *b, const emulated_operand *o, double *copy,
                        int64_t first, double *scales)
 {
-    const int64_t end = emulated_smaller(first + b->rows, o->rows), width = parts(o->columns, b->columns);
+    const int64_t end = assay_smaller(first + b->rows, o->rows), width = assay_parts(o->columns, b->columns);
     for (int64_t i = 0; i < width; i++) scales[i] = 0;
     for (int64_t row = first; row < end; row++) find_largest(b, o, row, scales);
     for (int64_t i = 0; i < width; i++) scales[i] = scale_of(b, scales[i]);
@@ -77,7 +72,7 @@ static void scale_band(const assay_context *ctx, const blocks *b, const emulated
 /* *copy is to be freed; *o becomes the copy. */
 static assay_status scale_operand(assay_context *ctx, const blocks *b, emulated_operand *o, double **copy)
 {
-    const int64_t bands = parts(o->rows, b->rows), width = parts(o->columns, b->columns);
+    const int64_t bands = assay_parts(o->rows, b->rows), width = assay_parts(o->columns, b->columns);
     OWNED double *scales = NULL;
     MUST(assay_alloc_f64(ctx, "scales of an emulated product", bands * width, &scales));
     MUST(assay_alloc_f64(ctx, "operand of an emulated product", o->rows * o->columns, copy));
@@ -133,7 +128,7 @@ static void add_float32(const assay_context *ctx, const assay_matmul_args *args,
 
 assay_status emulated_sum_blocks(assay_context *ctx, const assay_matmul_args *args, int64_t length)
 {
-    const int64_t count = parts(args->k, length);
+    const int64_t count = assay_parts(args->k, length);
     OWNED int32_t *order = NULL;
     OWNED double *sum = NULL;
     MUST(assay_alloc_i32(ctx, "order of blocks", count, &order));
@@ -145,7 +140,7 @@ assay_status emulated_sum_blocks(assay_context *ctx, const assay_matmul_args *ar
         block.accumulate = false;
         block.c = sum;
         block.ldc = args->n;
-        block.k = emulated_smaller(length, args->k - first);
+        block.k = assay_smaller(length, args->k - first);
         block.a += args->transpose_a ? first * args->lda : first;
         block.b += args->transpose_b ? first : first * args->ldb;
         MUST(assay_arithmetic_reference.matmul(ctx, &block));

@@ -4,14 +4,10 @@
 
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/arithmetic/emulated_loops.h"
+#include "oracle/base/memory.h"
 
 /* Values from which on threads pay, and values that one of them takes at a time. */
 enum { EMULATED_SHARED = 1 << 14, EMULATED_CHUNK = 1 << 10 };
-
-static inline int64_t emulated_smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 /* --- rounding (emulated_round.c) --- */
 

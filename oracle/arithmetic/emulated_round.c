@@ -107,7 +107,7 @@ static void round_all(const assay_context *ctx, const emulated_rounder *r, int64
     }
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t first = 0; first < count; first += EMULATED_CHUNK)
-        round_some(ctx, r, emulated_smaller(EMULATED_CHUNK, count - first), values + first);
+        round_some(ctx, r, assay_smaller(EMULATED_CHUNK, count - first), values + first);
 }
 
 void emulated_round_narrow_sums(const assay_context *ctx, int64_t count, double *sums)

@@ -24,7 +24,7 @@ static void column_roots(const assay_context *ctx, const emulated_operand *o, do
     const emulated_loops *loops = emulated_loops_for(ctx->isa);
 #pragma omp parallel for num_threads(ctx->threads) if (o->rows * o->columns >= EMULATED_SHARED)
     for (int64_t first = 0; first < o->columns; first += EMULATED_CHUNK) {
-        const int64_t count = emulated_smaller(EMULATED_CHUNK, o->columns - first);
+        const int64_t count = assay_smaller(EMULATED_CHUNK, o->columns - first);
         for (int64_t i = 0; i < count; i++) roots[first + i] = 0;
         loops->add_squares(o->rows, o->ld, count, o->values + first, roots + first);
         for (int64_t i = 0; i < count; i++) roots[first + i] = sqrt(roots[first + i]);
@@ -49,7 +49,7 @@ emulated_sum_error emulated_sum_errors_of(const assay_emulation *emulation, cons
     const double unit = accumulator.unit, block = unit * unit * (double)length, k = (double)args->k;
     emulated_sum_error errors = {.of_norm = block / k};
     for (int64_t first = 0; first < args->k; first += length) {
-        const double share = (double)emulated_smaller(args->k, first + length) / k;
+        const double share = (double)assay_smaller(args->k, first + length) / k;
         const double order = share * (1 - share) / fmax(k - 1, 1);
         errors.of_result += args->accumulate ? block : block * (share * share - order);
         errors.of_norm += block * order;
@@ -142,7 +142,7 @@ void emulated_round_terms(const assay_context *ctx, int64_t terms, int64_t count
     if (terms == 0 || plain.nearest || emulated_accumulator_of(&plain, args.kind).unit == 0) return;
     const emulated_sum_error errors = emulated_sum_errors_of(&plain, &args);
     for (int64_t first = 0; first < count; first += PIECE) {
-        const int64_t length = emulated_smaller(PIECE, count - first);
+        const int64_t length = assay_smaller(PIECE, count - first);
         for (int64_t i = 0; i < length; i++) {
             roots[i] = sqrt(squares[first + i]);
             zero[i] = sums[first + i] == 0;

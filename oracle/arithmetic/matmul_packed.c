@@ -15,15 +15,10 @@ enum {
 /* Multiplications below which a second thread costs more than it gives. */
 static const double WORK_FOR_THREADS = 1 << 18;
 
-static int64_t parts_of(int64_t size, int64_t part)
-{
-    return (size + part - 1) / part;
-}
-
 /* `size` cut into as few pieces of at most `largest` as possible, all about the same, a multiple of `unit`. */
 static int64_t even_block(int64_t size, int64_t largest, int64_t unit)
 {
-    return size <= 0 ? unit : parts_of(parts_of(size, parts_of(size, largest)), unit) * unit;
+    return size <= 0 ? unit : assay_parts(assay_parts(size, assay_parts(size, largest)), unit) * unit;
 }
 
 int assay_matmul_threads(const assay_context *ctx, const assay_matmul_args *args)
@@ -35,13 +30,13 @@ assay_partition assay_partition_of(const assay_matmul_args *args, const assay_ma
 {
     assay_partition best = {.rows = 1,
                             .columns = 1,
-                            .row_tiles = parts_of(args->m, kernels->tile_rows),
-                            .column_tiles = parts_of(args->n, kernels->tile_columns)};
+                            .row_tiles = assay_parts(args->m, kernels->tile_rows),
+                            .column_tiles = assay_parts(args->n, kernels->tile_columns)};
     double least_area = -1, least_edge = -1;
     for (int rows = 1; rows <= threads; rows++) {
         if (threads % rows != 0) continue;
-        double height = (double)(parts_of(best.row_tiles, rows) * kernels->tile_rows);
-        double width = (double)(parts_of(best.column_tiles, threads / rows) * kernels->tile_columns);
+        double height = (double)(assay_parts(best.row_tiles, rows) * kernels->tile_rows);
+        double width = (double)(assay_parts(best.column_tiles, threads / rows) * kernels->tile_columns);
         if (least_area >= 0 &&
             !(height * width < least_area || (height * width == least_area && height + width < least_edge)))
             continue;
@@ -182,7 +177,7 @@ static void multiply_block(const packed_work *w, int64_t row, int64_t rows, int6
 {
     const assay_matmul_args *args = w->args;
     const assay_matmul_kernels *kernels = w->kernels;
-    const int64_t tiles = parts_of(rows, kernels->tile_rows), column_end = w->region.column_end;
+    const int64_t tiles = assay_parts(rows, kernels->tile_rows), column_end = w->region.column_end;
     const bool first = step == 0 && !args->accumulate, last = step + k == args->k;
     const steps s = steps_of(w, step, k);
     for (int64_t j = w->region.column; j < column_end; j += kernels->tile_columns) {
@@ -236,11 +231,11 @@ assay_status assay_matmul_packed(assay_context *ctx, const assay_matmul_args *ar
 {
     const assay_partition cut = assay_partition_of(args, kernels, threads);
     const int parts = cut.rows * cut.columns;
-    const int64_t rows = parts_of(cut.row_tiles, cut.rows) * kernels->tile_rows;
+    const int64_t rows = assay_parts(cut.row_tiles, cut.rows) * kernels->tile_rows;
     const int64_t block_rows = even_block(rows, BLOCK_ROWS, kernels->tile_rows);
     const int64_t block_steps = even_block(args->k, BLOCK_STEPS, LINE);
     const int64_t a_size = block_rows * block_steps, b_size = kernels->tile_columns * block_steps;
-    const int64_t columns = parts_of(cut.column_tiles, cut.columns) * kernels->tile_columns;
+    const int64_t columns = assay_parts(cut.column_tiles, cut.columns) * kernels->tile_columns;
     OWNED void *panels = NULL;
     OWNED float *roots = NULL;
     MUST(assay_alloc(ctx, "matmul panels", parts * (a_size + b_size), (size_t)kernels->number, &panels));

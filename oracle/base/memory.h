@@ -16,6 +16,12 @@ static inline int64_t assay_larger(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
+/* Of `length` each; the last one may be shorter. */
+static inline int64_t assay_parts(int64_t count, int64_t length)
+{
+    return (count + length - 1) / length;
+}
+
 /* The product of `rank` dimensions. Refuses a negative dimension and a product of elements whose bytes at 16 each do
  * not fit in int64_t; `what` names the tensor in the message. */
 assay_status assay_checked_count(assay_context *ctx, const char *what, int rank, const int64_t *dims, int64_t *count);

@@ -85,11 +85,6 @@ static bool bell_number(double x)
     return x == 0 || (fabs(x) >= 0x1p-100 && fabs(x) <= 0x1p100);
 }
 
-static int64_t last_axis(const assay_shape *shape)
-{
-    return shape->rank > 0 ? shape->dims[shape->rank - 1] : 1;
-}
-
 assay_status assay_random_check(assay_context *ctx, const assay_fill *fill, const char *path, const assay_shape *shape)
 {
     const char *wanted = NULL;
@@ -111,7 +106,7 @@ assay_status assay_random_check(assay_context *ctx, const assay_fill *fill, cons
         }
         break;
     case ASSAY_EXPERTS:
-        if (!(integer_within(high, (double)last_axis(shape) - 1, INT32_MAX) && shape->rank > 0)) {
+        if (!(integer_within(high, (double)assay_row_length(shape) - 1, INT32_MAX) && shape->rank > 0)) {
             wanted = "a last axis, and a whole number high with high + 1 at least as large as that axis";
         }
         break;
@@ -126,7 +121,7 @@ assay_status assay_random_check(assay_context *ctx, const assay_fill *fill, cons
     case ASSAY_RAMP:
         if (!(shape->rank > 0 && integer_within(fill->mean, INT32_MIN, INT32_MAX) &&
               integer_within(fill->scale, INT32_MIN, INT32_MAX) &&
-              integer_within(fill->mean + fill->scale * (double)(last_axis(shape) - 1), INT32_MIN, INT32_MAX))) {
+              integer_within(fill->mean + fill->scale * (double)(assay_row_length(shape) - 1), INT32_MIN, INT32_MAX))) {
             wanted = "a last axis, and whole numbers of 32 bits from its first element to its last";
         }
         break;
@@ -353,7 +348,7 @@ assay_status assay_random_fill(assay_context *ctx, const assay_fill *fill, uint6
                            .kernels = kernels[ctx->isa],
                            .elements = assay_random_stream_of(seed, path, ASSAY_DRAW_ELEMENTS),
                            .extras = assay_random_stream_of(seed, path, ASSAY_DRAW_EXTRAS),
-                           .last_axis = last_axis(shape),
+                           .last_axis = assay_row_length(shape),
                            .window = fill->distribution == ASSAY_BELL ? BELL_WINDOW : WINDOW,
                            .grid = grid,
                            .bell_step = fill->distribution == ASSAY_BELL ? bell_step(fill->scale) : 0,

@@ -19,9 +19,19 @@ assay_shape assay_shape_of(int rank, ...)
 
 int64_t assay_shape_count(const assay_shape *shape)
 {
+    return assay_axes_product(shape, 0, shape->rank);
+}
+
+int64_t assay_axes_product(const assay_shape *shape, int first, int last)
+{
     int64_t count = 1;
-    for (int axis = 0; axis < shape->rank; axis++) count *= shape->dims[axis];
+    for (int axis = first; axis < last; axis++) count *= shape->dims[axis];
     return count;
+}
+
+int64_t assay_row_length(const assay_shape *shape)
+{
+    return shape->rank == 0 ? 1 : shape->dims[shape->rank - 1];
 }
 
 bool assay_shape_equal(const assay_shape *a, const assay_shape *b)
@@ -154,6 +164,16 @@ bool assay_path_ends(const char *path, const char *name)
     const size_t length = strlen(path), tail = strlen(name);
     return length >= tail && strcmp(path + length - tail, name) == 0 &&
            (length == tail || path[length - tail - 1] == '/');
+}
+
+bool assay_begins(const char *text, const char *start)
+{
+    return strncmp(text, start, strlen(start)) == 0;
+}
+
+bool assay_is_word(const char *text, const char *word)
+{
+    return strcmp(text, word) == 0;
 }
 
 bool assay_any_word(const char *words, const char *text, bool (*test)(const char *text, const char *word))

@@ -20,6 +20,8 @@ typedef struct assay_shape {
 
 assay_shape assay_shape_of(int rank, ...);           /* rank arguments of type int64_t */
 int64_t assay_shape_count(const assay_shape *shape); /* of a shape that was checked before; rank 0 is 1 */
+int64_t assay_axes_product(const assay_shape *shape, int first, int last); /* of axes [first, last) */
+int64_t assay_row_length(const assay_shape *shape);                        /* the last axis; of a scalar 1 */
 bool assay_shape_equal(const assay_shape *a, const assay_shape *b);
 /* "[2,16,64]", "[]" for a scalar */
 void assay_shape_text(const assay_shape *shape, char *text, size_t size);
@@ -78,8 +80,10 @@ bool assay_path_is_choice(const char *path);
 bool assay_path_is_hidden(const char *path);
 /* Whether the path is that name, or ends in it after a slash. */
 bool assay_path_ends(const char *path, const char *name);
+bool assay_begins(const char *text, const char *start);
 /* Whether the test is true of the text and one of the words, which have spaces between them. */
 bool assay_any_word(const char *words, const char *text, bool (*test)(const char *text, const char *word));
+bool assay_is_word(const char *text, const char *word); /* such a test */
 /* What belongs to a tensor at a profile: "error_scale/bf16/outputs/y", "null/bf16/outputs/y". Cut where it is too long. */
 void assay_path_at(assay_tensor_role role, const char *profile, const char *of, char path[ASSAY_PATH_SIZE]);
 /* "gradients/weights/wo" */

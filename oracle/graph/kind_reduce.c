@@ -10,6 +10,7 @@
 #include "oracle/graph/graph_axes.h"
 #include "oracle/graph/graph_kind.h"
 #include "oracle/graph/graph_map.h"
+#include "oracle/ops/attention.h"
 
 /* --- sums, means, maxima --- */
 
@@ -219,18 +220,11 @@ static double largest_on(const lines *l, const double *x)
     return largest;
 }
 
-static double rounded_log(const assay_context *ctx, double sum)
-{
-    double log = assay_log(sum);
-    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &log);
-    return log;
-}
-
 /* What exponentials are divided by, or multiplied with its inverse; or they are made again as exp2(x log2e - lse log2e), where the roundings of
  * lse, of its product and of that of the largest x are errors that all of the line have. In the emulated runs lines take turns. */
 static double divisor_of(const assay_context *ctx, int64_t line, double largest, double sum)
 {
-    const double lse = largest + rounded_log(ctx, sum), log2e = 1.4426950408889634;
+    const double lse = largest + assay_rounded_log(ctx, sum), log2e = 1.4426950408889634;
     const double products = moved_a_little(ctx, lse * log2e) + moved_a_little(ctx, -largest * log2e);
     if (assay_uses_third_form_at(ctx, line)) return sum * assay_exp(moved_a_little(ctx, lse) + products / log2e);
     assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &sum);
@@ -304,7 +298,7 @@ static assay_status logsumexp_forward(assay_context *ctx, const graph_call *c)
         const double *x = c->x[0] + start_of(&l, line), largest = largest_on(&l, x);
         double y = in_parts_at(ctx, c, line)
                        ? largest + graph_as_stored(ctx, assay_log(stored_exponentials(ctx, &l, x, largest, NULL)))
-                       : largest + rounded_log(ctx, exponentials(ctx, &l, line, x, largest, NULL));
+                       : largest + assay_rounded_log(ctx, exponentials(ctx, &l, line, x, largest, NULL));
         /* log2(sum) + largest log2(e), times ln(2) */
         if (graph_in_registers(c) || assay_uses_second_form_at(ctx, line))
             assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &y);

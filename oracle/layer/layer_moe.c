@@ -16,31 +16,27 @@ typedef struct view {
     int64_t filled[GRAPH_TENSORS]; /* of the run's */
 } view;
 
-static bool begins(const char *path, const char *start)
-{
-    return strncmp(path, start, strlen(start)) == 0;
-}
-
 static void layer_path(const view *v, const char *path, char to[ASSAY_PATH_SIZE])
 {
-    const bool more = begins(path, "gradients/") || begins(path, "staged/") || begins(path, "spread/");
+    const bool more =
+        assay_begins(path, "gradients/") || assay_begins(path, "staged/") || assay_begins(path, "spread/");
     const char *folder = more ? strchr(path, '/') + 1 : path, *name = strchr(folder, '/') + 1;
     snprintf(to, ASSAY_PATH_SIZE, "%.*s%s%s%s", (int)(name - path), path, v->prefix,
-             begins(folder, "weights/") ? "moe/" : "", name);
+             assay_begins(folder, "weights/") ? "moe/" : "", name);
 }
 
 /* A checkpoint that is kept, or will be. */
 static double *kept_of(const view *v, const char *path, int *tensor)
 {
     static const char folder[] = "checkpoints/";
-    *tensor = begins(path, folder) ? graph_find(v->call->graph, path + sizeof folder - 1) : 0;
+    *tensor = assay_begins(path, folder) ? graph_find(v->call->graph, path + sizeof folder - 1) : 0;
     return v->call->run->value[*tensor];
 }
 
 /* These come from the run alone. */
 static bool is_inside(const char *path)
 {
-    return strcmp(path, "inputs/x") == 0 || strcmp(path, "cotangents/y") == 0 || begins(path, "checkpoints/");
+    return strcmp(path, "inputs/x") == 0 || strcmp(path, "cotangents/y") == 0 || assay_begins(path, "checkpoints/");
 }
 
 static const double *given(const view *v, const char *path)
@@ -102,7 +98,7 @@ static const double *lend(void *self, const char *path, int64_t first, int64_t c
 /* Gradients that a recipe quantises are checkpoints. */
 static bool is_wanted(const view *v, const char *path, char outside[ASSAY_PATH_SIZE])
 {
-    const bool gradient = begins(path, "gradients/") || strstr(path, "_gradient") != NULL;
+    const bool gradient = assay_begins(path, "gradients/") || strstr(path, "_gradient") != NULL;
     const bool own = strcmp(path, "outputs/y") == 0 || strcmp(path, "gradients/inputs/x") == 0;
     layer_path(v, path, outside);
     return gradient == v->backward && !own && assay_wants(v->out, outside);

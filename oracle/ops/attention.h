@@ -69,5 +69,8 @@ assay_status assay_attention_backward(assay_context *ctx, const assay_attention_
                                       const double *dlse, const double *attention_out, const double *lse,
                                       const assay_attention_inputs *in, const assay_attention_config *config);
 
+/* Rounded as a kernel has it, in the emulated runs. */
+double assay_rounded_log(const assay_context *ctx, double x);
+
 /* Products alone; a multiply and an add are 2. Segments are not looked at. */
 double assay_attention_flops(const assay_attention_config *config, bool backward);

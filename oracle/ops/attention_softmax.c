@@ -74,7 +74,7 @@ attention_softmax attention_softmax_of(const assay_context *ctx, int64_t row, co
                                .sink = sink};
 }
 
-static double rounded_log(const assay_context *ctx, double x)
+double assay_rounded_log(const assay_context *ctx, double x)
 {
     double log = assay_log(x);
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &log);
@@ -90,12 +90,12 @@ static double merge_splits(const assay_context *ctx, double *p, int64_t count, i
                            double sum)
 {
     double lse[ATTENTION_SPLITS], sums[ATTENTION_SPLITS], weights[ATTENTION_SPLITS];
-    const double whole = largest + rounded_log(ctx, sum);
+    const double whole = largest + assay_rounded_log(ctx, sum);
     bool small = true;
     for (int64_t split = 0; split < splits; split++) {
         const int64_t begin = count * split / splits;
         sums[split] = sum_row(ctx, p + begin, count * (split + 1) / splits - begin);
-        lse[split] = largest + rounded_log(ctx, sums[split]);
+        lse[split] = largest + assay_rounded_log(ctx, sums[split]);
     }
     memcpy(weights, lse, (size_t)splits * sizeof *lse);
     assay_round(ctx, ASSAY_ROUND_ACCUMULATE, splits, lse);
@@ -103,7 +103,7 @@ static double merge_splits(const assay_context *ctx, double *p, int64_t count, i
     if (!small) return whole;
     for (int64_t split = 0; split < splits; split++) weights[split] = assay_exp(lse[split] - largest);
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, splits, weights);
-    const double merged = largest + rounded_log(ctx, sum_row(ctx, weights, splits));
+    const double merged = largest + assay_rounded_log(ctx, sum_row(ctx, weights, splits));
     double stored = merged;
     assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &stored);
     if (fabs(stored - merged) > 0.5) return whole;
@@ -125,8 +125,8 @@ double attention_softmax_row(const assay_context *ctx, const attention_softmax *
     assay_exp_many(ctx, count, p, p);
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, count, p);
     const double sum = sum_row(ctx, p, count);
-    const double lse =
-        how->splits > 1 ? merge_splits(ctx, p, count, how->splits, largest, sum) : largest + rounded_log(ctx, sum);
+    const double lse = how->splits > 1 ? merge_splits(ctx, p, count, how->splits, largest, sum)
+                                       : largest + assay_rounded_log(ctx, sum);
     const double gate = how->form == ATTENTION_GATED_FIRST ? attention_gate(ctx, lse, *how->sink) : 1;
     *divisor = last ? sum : 1;
     for (int64_t j = 0; j < count && !last; j++) p[j] = p[j] / sum * gate;
