@@ -110,6 +110,7 @@ static const results_of NO_SUMS[] = {
     {"program/cast", "outputs/p"},
     {"program/erf-gelu", "*"},
     {"program/linear-scan", "checkpoints/a"},
+    {"program/scan-by-head", "checkpoints/a"},
     {"program/gated-delta-net", "checkpoints/[gb]*"},
     {"program/hyper-connections", "checkpoints/e"},
     {"program/mhc*", "checkpoints/flat"}, /* reshaped */

@@ -57,6 +57,15 @@ static int by_pattern(graph *g, const form *of, const assay_program_node *node, 
     return plain(g, of, node, operands);
 }
 
+/* A gate is repeated along the axes that it lacks. */
+static int scan(graph *g, const form *of, const assay_program_node *node, const int *in)
+{
+    int operands[] = {in[0], in[1]};
+    if (strcmp(g->tensors[in[0]].row.axes, node->axes) != 0)
+        operands[0] = graph_fused(g, graph_step_of(g, &graph_kind_order, node->axes, in, 1, &(graph_general){0}));
+    return plain(g, of, node, operands);
+}
+
 /* A factor that is a number is the step's own. */
 static int mul(graph *g, const form *of, const assay_program_node *node, const int *in)
 {

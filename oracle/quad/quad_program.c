@@ -461,7 +461,8 @@ static quad_node linear_scan(machine *m)
 {
     char axes[ASSAY_MAX_RANK + 2];
     const char axis = assay_program_axes(m->node, "over")[0];
-    const quad_node a = in_order(m, operand(m, 0), axis, axes), b = in_order(m, operand(m, 1), axis, axes);
+    const named gate = called(m, broadcast(m, 0), m->node->axes);
+    const quad_node a = in_order(m, &gate, axis, axes), b = in_order(m, operand(m, 1), axis, axes);
     const int64_t steps = size_of(m, axis);
     quad_node *state = quad_keep(m->t, steps, sizeof *state);
     for (int64_t i = 0; state != NULL && i < steps; i++) {

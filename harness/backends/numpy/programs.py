@@ -334,18 +334,19 @@ class Machine:
     # recurrences
 
     def step_linear_scan(self, a, b, over):
-        axis = a.axes.index(over)
+        axis = b.axes.index(over)
         front = lambda x: np.moveaxis(x, axis, 0)
-        y = linear_scan(self.ar, front(a.value), front(b.value))
+        gate = np.broadcast_to(self.spread(a, b.axes), b.value.shape)
+        y = linear_scan(self.ar, front(gate), front(b.value))
 
         def back(d):
-            decay = front(a.value)
+            decay = front(gate)
             late = np.concatenate([decay[1:], np.zeros_like(decay[:1])])
             g = np.flip(linear_scan(self.ar, np.flip(late, 0), np.flip(front(d), 0)), 0)
             before = np.concatenate([np.zeros_like(y[:1]), y[:-1]])
-            return [np.moveaxis(x, 0, axis) for x in (g * before, g)]
+            return [self.fold(np.moveaxis(g * before, 0, axis), b.axes, a), np.moveaxis(g, 0, axis)]
 
-        return a.axes, np.moveaxis(y, 0, axis), back
+        return b.axes, np.moveaxis(y, 0, axis), back
 
     def step_gated_delta_rule(self, *operands):
         y, _last, back = gated_delta_rule(self.ar, *(t.value for t in operands))
