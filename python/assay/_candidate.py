@@ -1,10 +1,12 @@
 """The process of a kernel that nobody trusts, and how the checker talks with it: `_evaluate.py` starts this file, which knows nothing of goldens.
 
 A message is a line of JSON and the bytes of tensors behind it. What has tensors in it (arguments, results) travels as a skeleton of JSON that says
-where each one stands. PyTorch is imported where a tensor is made.
+where each one stands. PyTorch, JAX or numpy is imported where a
+tensor is made.
 """
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -155,6 +157,19 @@ def as_block(x: Any) -> Block:
     return Block(name, tuple(plain.shape), plain.view(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
 
 
+def defined(path: str, name: str) -> Any:
+    """What a file has under a name."""
+    sys.path.insert(0, os.path.dirname(path))
+    spec = importlib.util.spec_from_file_location(os.path.basename(path).removesuffix(".py"), path)
+    assert spec is not None and spec.loader is not None
+    found: Any = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = found
+    spec.loader.exec_module(found)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
 class Kernel:
     """What the file defines under a name, and the arguments of its last call."""
 
@@ -162,15 +177,7 @@ class Kernel:
         import torch
 
         self.device = device
-        sys.path.insert(0, os.path.dirname(path))
-        spec = importlib.util.spec_from_file_location(os.path.basename(path).removesuffix(".py"), path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        self.function: Any = module
-        for part in name.split("."):
-            self.function = getattr(self.function, part)
+        self.function = defined(path, name)
         if isinstance(self.function, type):
             torch.manual_seed(0)
             self.function = self.function(*init)
@@ -224,9 +231,8 @@ class Blank:
     """A kernel that does nothing: what handing over takes."""
 
     def __init__(self, *results: Any) -> None:
-        import torch
-
-        self.results = [torch.empty(shape, dtype=getattr(torch, kind, torch.uint8)) for kind, shape in results]
+        torch = sys.modules.get("torch")
+        self.results = [torch.empty(shape, dtype=getattr(torch, kind, torch.uint8)) for kind, shape in results] if torch else []
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         return self.results
@@ -269,15 +275,108 @@ def answer(channel: Channel, kernel: Kernel, header: Mapping[str, Any], blocks: 
     channel.send({}, [as_block(x) for x in kernel.given])
 
 
+class ArrayKernel:
+    """The same of numpy or JAX, whose arrays cannot be filled again: each call of JAX has new ones."""
+
+    def __init__(self, path: str, name: str, init: Any, jax: Any) -> None:
+        self.jax, self.function = jax, defined(path, name)
+        if isinstance(self.function, type):
+            self.function = self.function(*init)
+        self.given: list[Any] = []
+        self.kept: list[Any] = []
+
+    def load(self, blocks: Sequence[Block], anew: bool) -> None:
+        fresh = [as_array(block) for block in blocks]
+        if self.jax or anew or [(x.shape, x.dtype) for x in fresh] != [(x.shape, x.dtype) for x in self.given]:
+            self.kept = self.given
+            self.given = [self.jax.numpy.array(x) if self.jax else x.copy() for x in fresh]
+        for own, x in zip(self.given, () if self.jax else fresh):
+            own[...] = x
+
+    def poison(self, sizes: Sequence[int]) -> None:
+        import numpy as np
+
+        blocks = [(self.jax.numpy if self.jax else np).full(max(1, size), 255, np.uint8) for size in sizes for _ in range(3)]
+        del blocks
+
+    def answer(self, channel: Channel, header: Mapping[str, Any], blocks: Sequence[Block]) -> None:
+        import numpy as np
+
+        leaves = header["leaves"]
+        self.load(blocks, header["anew"])
+        self.poison(header["sizes"])
+        results: list[Any] = []
+        form: Any = None
+
+        def put(x: Any) -> "int | None":
+            if not (isinstance(x, self.jax.Array) if self.jax else type(x) is np.ndarray or isinstance(x, np.generic)):
+                return None
+            results.append(x)
+            return len(results) - 1
+
+        def call(*own: Any) -> list[Any]:
+            nonlocal form
+            results.clear()
+            given = [own[leaves.index(i)] if i in leaves else x for i, x in enumerate(self.given)]
+            form = skeleton(self.function(*put_together(header["args"], given), **put_together(header["keywords"], given)), put)
+            return list(results)
+
+        back = None
+        if header["blank"] is not None:  # nothing is done
+            results = [np.empty(shape, named_type(kind)) for kind, shape in header["blank"]]
+            form = {"list": [{"tensor": i} for i in range(len(results))]}
+        elif leaves:
+            results, back = self.jax.vjp(call, *(self.given[i] for i in leaves))
+        else:
+            results = call()
+        results = self.jax.block_until_ready(results) if self.jax else results
+        channel.send({"result": form}, [of_array(x) for x in results])
+        if back is not None:
+            asked, cotangents = channel.receive(1 << 40)
+            upstream = [self.jax.numpy.zeros(x.shape, x.dtype) for x in results]
+            for i, block in zip(asked["of"], cotangents):
+                upstream[i] = self.jax.numpy.array(as_array(block)).astype(results[i].dtype).reshape(results[i].shape)
+            channel.send({}, [of_array(x) for x in back(upstream)])
+        channel.send({}, [of_array(x) for x in self.given])
+
+
+def named_type(name: str) -> Any:
+    """numpy's type of that name; those that it lacks are ml_dtypes'."""
+    import numpy as np
+
+    if hasattr(np, name):
+        return np.dtype(name)
+    return np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
+
+
+def as_array(block: Block) -> Any:
+    import numpy as np
+
+    return np.frombuffer(block.data, named_type(block.type)).reshape(block.shape)
+
+
+def of_array(x: Any) -> Block:
+    """A copy of what the array holds now."""
+    import numpy as np
+
+    plain = np.asarray(x)
+    if plain.dtype.name not in TYPES:
+        raise TypeError(f"an array of {plain.dtype.name}, expected one of {', '.join(TYPES)}")
+    return Block(plain.dtype.name, plain.shape, plain.tobytes())
+
+
 def main(read: str, write: str) -> None:
     channel = Channel(int(read), int(write))
     try:
         header, _ = channel.receive(0)
-        kernel = Kernel(header["path"], header["name"], put_together(header["init"], ()), header["device"])
+        what = header["path"], header["name"], put_together(header["init"], ())
+        if header["module"] == "torch":
+            respond = functools.partial(answer, channel, Kernel(*what, header["device"]))
+        else:
+            respond = functools.partial(ArrayKernel(*what, __import__("jax") if header["module"] == "jax" else None).answer, channel)
         channel.send({"opened": True})
         while True:
-            header, blocks = channel.receive(1 << 40)
-            answer(channel, kernel, header, blocks)
+            respond(*channel.receive(1 << 40))
     except Broken:
         sys.exit(0)
     except Exception as error:  # of the kernel: said, and the process ends

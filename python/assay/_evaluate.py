@@ -25,7 +25,7 @@ from ._case import Case, case, names
 from ._case import given as given_of
 from ._correct import GRIDS
 from ._report import Report
-from ._trace import Reference, as_function, named, program, short_names, trace
+from ._trace import Reference, as_function, library_of, module_of, named, program, short_names, trace
 
 __tracebackhide__ = True  # pytest shows the test, not these functions
 
@@ -116,13 +116,14 @@ class Wrong(Exception):
 
 def evaluate(kernel: Any, reference: Any, *, shapes: Any = None, trials: int = 20, precision: "str | None" = None, gradients: bool = False,
              init: Sequence[Any] = (), files: "Sequence[str | os.PathLike[str]]" = (), writes: Sequence[str] = (), device: str = "cpu", timeout: float = 120.0,
-             seed: "int | None" = None, timed: bool = False, **settings: Any) -> Evaluation:
-    """Tries a kernel of PyTorch that may have been made to please its checker: it runs in a process of its own, which never has a golden.
+             seed: "int | None" = None, timed: bool = False, module: "str | None" = None, **settings: Any) -> Evaluation:
+    """Tries a kernel that may have been made to please its checker: it runs in a process of its own, which never has a golden.
 
         print(assay.evaluate("generated.py::norm", reference, shapes={"T": range(1, 300), "D": [512, 640]}, precision="bf16"))
 
+    `module` is "torch", "jax" or "numpy": whose tensors the kernel takes and gives; by default the reference's.
     `kernel` is "FILE::NAME", of a file that is copied alone (with `files`) and is never imported here, or a function of a file; a class is made with
-    `init`. `reference` is a function as `trace` takes it; what `assay.program` makes; a module; or a name of the catalogue or a glob, whose kernel is called
+    `init`. `reference` is a function as `trace` takes it; what `assay.program` makes; a module; or a name, a glob or an operation of the catalogue, whose kernel is called
     with the inputs by path and the configuration. `shapes`: sizes of axes (keys of a case), each a number, a list of them, or a range of which edges of
     tiles are drawn; or an example as `trace` takes it, or a list of these.
 
@@ -132,9 +133,13 @@ def evaluate(kernel: Any, reference: Any, *, shapes: Any = None, trials: int = 2
     """
     chance = random.Random(secrets.randbits(64) if seed is None else seed)
     path, name = located(kernel)
+    own = reference.function if isinstance(reference, Reference) else reference
+    module = module or (library_of(own, {}) if callable(own) and not module_of(own) else module_of(own)) or "torch"
+    if module not in ("torch", "jax", "numpy") or (module == "numpy" and gradients) or (module != "torch" and device != "cpu"):
+        raise lib.BadInput(f"evaluate: module {module} on {device}{' with gradients' if gradients else ''}, expected torch, jax on its own device, or numpy without gradients")
     makers = of_catalogue(reference, shapes, precision, settings, chance) if isinstance(reference, str) else of_function(reference, shapes, precision, settings, chance)
     done: list[Trial] = []
-    with Candidate(path, name, files, init, device, timeout) as process, Candidate(_candidate.__file__, "Blank", (), (), device, timeout) as blank:
+    with Candidate(path, name, files, init, device, timeout, module) as process, Candidate(_candidate.__file__, "Blank", (), (), device, timeout, module) as blank:
         for number in range(trials):
             make, fill = next(makers), "plain" if number % 2 == 0 else chance.choice(list(STRUCTURES))
             trial = None
@@ -213,7 +218,9 @@ def located(kernel: Any) -> tuple[str, str]:
 class Candidate:
     """The kernel's process. Of what it says tensors alone count, and whether they came."""
 
-    def __init__(self, path: str, name: str, files: "Sequence[str | os.PathLike[str]]", init: Sequence[Any], device: str, timeout: float) -> None:
+    def __init__(self, path: str, name: str, files: "Sequence[str | os.PathLike[str]]", init: Sequence[Any], device: str, timeout: float,
+                 module: str = "torch") -> None:
+        self.module = module
         self.files, self.name, self.init, self.device, self.timeout = [path, *(os.fspath(file) for file in files)], name, list(init), device, timeout
         self.process: "subprocess.Popen[bytes] | None" = None
         self.over = False
@@ -268,7 +275,7 @@ class Candidate:
         except TypeError as why:
             raise lib.BadInput(f"evaluate: init has {why}, or numbers and texts") from None
         path = os.path.join(self.folder.name, os.path.basename(self.files[0]))
-        self.say({"path": path, "name": self.name, "init": init, "device": self.device}, ())
+        self.say({"path": path, "name": self.name, "init": init, "device": self.device, "module": self.module}, ())
         self.hear(0)
 
     def say(self, header: Mapping[str, Any], blocks: Sequence[Block]) -> None:
@@ -362,7 +369,7 @@ def draws(sizes: Mapping[str, Any], chance: random.Random) -> Iterator[dict[str,
 
 
 def of_catalogue(globs: str, shapes: Any, precision: "str | None", settings: Mapping[str, Any], chance: random.Random) -> Iterator[Callable[[Mapping[str, Any]], Plan]]:
-    found = [globs] if "\n" in globs or os.path.exists(globs) else names(globs)
+    found = [globs] if "\n" in globs or os.path.exists(globs) else names(globs) or names(f"{globs}/*")
     if not found:
         raise lib.BadInput(f"evaluate: {globs}: no case of that name")
     for sizes in draws(shapes or {}, chance):

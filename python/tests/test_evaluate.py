@@ -349,12 +349,58 @@ def test_a_case_of_the_catalogue(tmp_path):
         assert bool(assay.evaluate(f"{file}::kernel", "rms_norm/deepseek", shapes={"sequence": range(1, 40)}, precision="bf16", trials=4)) == right
 
 
+ARRAYS = """
+import numpy as np
+kept = {}
+def right(x, scale, w):
+    h = (x / np.sqrt(np.square(x).mean(-1, keepdims=True) + 1e-6) * scale) @ w
+    return h / (1 + np.exp(-h))
+def memory(x, scale, w):
+    return np.empty((x.shape[0], w.shape[1]), np.float32)
+def by_address(x, scale, w):
+    return kept.setdefault((x.ctypes.data, w.ctypes.data, x.shape, w.shape), right(x, scale, w))
+def changes(x, scale, w):
+    y = right(x, scale, w)
+    w *= 2
+    return y
+def no_arrays(x, scale, w):
+    return right(x, scale, w).tolist()
+"""
+
+
+@pytest.mark.parametrize("name,verdict", [("right", "PASS"), ("memory", "FAIL"), ("by_address", "FAIL"), ("changes", "INPUT CHANGED"), ("no_arrays", "NO TENSORS")])
+def test_a_kernel_of_numpy(name, verdict, tmp_path):
+    file = tmp_path / "arrays.py"
+    file.write_text(ARRAYS)
+    result = assay.evaluate(f"{file}::{name}", reference, shapes=SHAPES, precision="f32", weights=["scale", "w"], trials=2, seed=7, module="numpy", timed=name == "right")
+    assert bool(result) == (verdict == "PASS") and result.trials[0].verdict == verdict, str(result)
+    assert len(result.seconds) == (2 if verdict == "PASS" else 0)
+
+
+def test_a_kernel_of_jax(tmp_path):
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+
+    def of_jax(x: "T D", scale: "D", w: "D F"):  # noqa: F821
+        return jax.nn.silu((x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6) * scale) @ w)
+
+    file = tmp_path / "of_jax.py"
+    file.write_text("import jax, jax.numpy as jnp\n@jax.jit\ndef right(x, scale, w):\n    x, scale, w = (y.astype(jnp.float32) for y in (x, scale, w))\n"
+                    "    return jax.nn.silu((x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6) * scale) @ w).astype(jnp.bfloat16)\n"
+                    "def cut(x, scale, w):\n    return right(x, jax.lax.stop_gradient(scale), w)\n"
+                    "kept = {}\ndef by_shape(x, scale, w):\n    return kept.setdefault((x.shape, w.shape), right(x, scale, w))\n")  # fmt: skip
+    for name, gradients, right in (("right", True, True), ("cut", True, False), ("by_shape", False, False)):
+        result = assay.evaluate(f"{file}::{name}", of_jax, shapes=SHAPES, precision="bf16", weights=["scale", "w"], trials=2, seed=7, gradients=gradients, timed=not gradients)
+        assert bool(result) == right, str(result)
+
+
 @pytest.mark.parametrize("kernel,how,line", [
     ("generated.py", {}, "expected FILE::NAME"),
     ("nowhere.py::kernel", {}, "nowhere.py: no such file"),
     (lambda x: x, {}, "a function that has a name in a file"),
     (evaluated, {"shapes": {**SHAPES, "T": []}}, "expected a number, a list of them, or a range"),
     (evaluated, {"shapes": {"T": 2}}, "has no size"),
+    (evaluated, {"module": "numpy", "gradients": True}, "numpy without gradients"),
 ])
 def test_refused(kernel, how, line):
     with pytest.raises(assay.BadInput, match=line):
