@@ -1,9 +1,9 @@
-# libassay: oracle, cases, fixtures, and tests in process, in one shared library that holds nothing of GSL; its headers, a
-# pkg-config file and a CMake package.
+# libassay: oracle, cases, fixtures, and tests in process, in one shared library; its headers, a pkg-config file and a
+# CMake package.
 include(CMakePackageConfigHelpers)
 add_library(assay_shared SHARED cmake/empty.c)
 set_target_properties(
-  assay_shared PROPERTIES OUTPUT_NAME assay EXPORT_NAME assay VERSION ${PROJECT_VERSION} SOVERSION 0 ASSAY_OWN_QUANTILES ON
+  assay_shared PROPERTIES OUTPUT_NAME assay EXPORT_NAME assay VERSION ${PROJECT_VERSION} SOVERSION 0
                           LINK_DEPENDS ${CMAKE_SOURCE_DIR}/cmake/assay.map)
 target_include_directories(
   assay_shared PUBLIC $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}> $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include>

@@ -22,12 +22,6 @@ pkg_check_modules(CMOCKA REQUIRED IMPORTED_TARGET cmocka)
 pkg_check_modules(CJSON REQUIRED IMPORTED_TARGET libcjson)
 pkg_check_modules(LIBXML REQUIRED IMPORTED_TARGET libxml-2.0) # of tests alone, which read reports with it
 pkg_check_modules(PNG REQUIRED IMPORTED_TARGET libpng)
-option(ASSAY_GSL "the program takes its quantiles from the GNU Scientific Library (GPL), not from compare/quantiles.c" ON)
-if(ASSAY_GSL)
-  pkg_check_modules(GSL REQUIRED IMPORTED_TARGET gsl)
-  # Without its own CBLAS, which would take the place of OpenBLAS's, and which skips zeros and so loses NaN.
-  set_target_properties(PkgConfig::GSL PROPERTIES INTERFACE_LINK_LIBRARIES "${pkgcfg_lib_GSL_gsl};m")
-endif()
 option(ASSAY_MPI "mpirun -n N assay, where Open MPI is there: a module, which the program opens then" ON)
 if(ASSAY_MPI AND NOT "ranks" IN_LIST ASSAY_WITHOUT)
   find_package(MPI QUIET COMPONENTS C)

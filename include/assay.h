@@ -1,6 +1,5 @@
-/* libassay: the oracle, the cases and the fixtures as a library. Tests of kernels in process have <assay/test.h>. It holds
- * nothing of GSL (the program may), so it is under the Apache licence alone. Compile with `pkg-config --cflags --libs assay`,
- * or find_package(assay) and assay::assay.
+/* libassay: the oracle, the cases and the fixtures as a library. Tests of kernels in process have <assay/test.h>. Compile
+ * with `pkg-config --cflags --libs assay`, or find_package(assay) and assay::assay.
  *
  * A first call:
  *     assay_context ctx = assay_context_default(2);

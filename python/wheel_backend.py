@@ -54,9 +54,9 @@ def run(*command: str | Path) -> str:
 def build() -> tuple[Path, Path, dict[str, Path]]:
     """libassay.so, the program, and stand-ins of libraries by name."""
     run("cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release")
-    run("cmake", "--build", BUILD, "--target", "assay_python", "assay_no_curl", "assay_wheel")
+    run("cmake", "--build", BUILD, "--target", "assay_python", "assay_no_curl", "assay")
     stand_ins = {"libcurl.so.4": (BUILD / "python" / "libcurl.so.4").resolve()}
-    return BUILD / "python" / "libassay.so", BUILD / "harness" / "assay_wheel", stand_ins
+    return BUILD / "python" / "libassay.so", BUILD / "harness" / "assay", stand_ins
 
 
 def needed(library: Path) -> list[str]:

@@ -43,7 +43,7 @@ TEST(test_profiles)
     assert_null(assay_profile_for_dtype(ASSAY_FLOAT8_E4M3FN));
 }
 
-/* The threshold's own tail, from erfc instead of GSL, adds up to the stated probability. */
+/* The threshold's own tail, from erfc, adds up to the stated probability. */
 TEST(test_thresholds)
 {
     static const int64_t counts[] = {1, 2, 1000, 1000000000};

@@ -1,12 +1,9 @@
-/* Our quantiles against binary128, against closed forms, and against GSL's where the build has them. */
+/* Quantiles against binary128 and against closed forms. */
 #include <float.h>
 #include <quadmath.h>
 
 #include "compare/quantiles.h"
 #include "tests/support/assay_test.h"
-#ifdef ASSAY_HAS_GSL
-#include <gsl/gsl_cdf.h>
-#endif
 
 static const double freedoms[] = {1,  1.5, 2,    3,  4,   5,   7,   8,   10,   15,    23,  31, 31.5,
                                   47, 63,  64.5, 99, 127, 255, 511, 999, 4095, 99999, 1e6, 1e7};
@@ -116,38 +113,3 @@ TEST(test_student_quantile_has_no_steps)
     assert_close(&near, &far, 1, 1e-13, 0);
     assert_true(isinf(assay_student_upper_quantile(DBL_MIN, 0.5))); /* 1e614 */
 }
-
-#ifdef ASSAY_HAS_GSL
-/* GSL itself errs by up to 4e-8 in some far tails and by 5e-6 beside DBL_MIN, and gives infinity where few degrees of freedom make
- * quantiles large: there binary128 has said what is right. */
-TEST(test_quantiles_are_those_of_gsl)
-{
-    double log_tail = 0, tail;
-    int compared = 0, left_out = 0;
-    while (next_tail(&log_tail, 0.0371, &tail)) {
-        const double ours = assay_normal_upper_quantile(tail), theirs = gsl_cdf_ugaussian_Qinv(tail);
-        assert_close(&ours, &theirs, 1, 1e-12, 0);
-    }
-    for (int i = 0; i < FREEDOMS; i++) {
-        for (log_tail = 0; next_tail(&log_tail, 1.17, &tail);) {
-            const double ours = assay_student_upper_quantile(tail, freedoms[i]);
-            const double theirs = gsl_cdf_tdist_Qinv(tail, freedoms[i]);
-            compared++;
-            if (fabs(ours / theirs - 1) <= 1e-12) continue;
-            left_out++;
-            if (student_error(theirs, tail, freedoms[i]) <= 9e-13) {
-                fail_msg("%g degrees of freedom, tail %g: ours %.17g, GSL's %.17g", freedoms[i], tail, ours, theirs);
-            }
-        }
-    }
-    assert_true(left_out <= compared / 4);
-    /* what thresholds ask for: ensembles of 8 to 128 members, false alarms of 1e-3 to 1e-12 over 1 to 1e6 statistics */
-    for (double members = 8; members <= 128; members *= 2) {
-        for (tail = 1e-3; tail > 1e-18; tail /= 10) {
-            const double ours = assay_student_upper_quantile(tail, members - 1);
-            const double theirs = gsl_cdf_tdist_Qinv(tail, members - 1);
-            if (student_error(theirs, tail, members - 1) <= 1e-12) assert_close(&ours, &theirs, 1, 1e-12, 0);
-        }
-    }
-}
-#endif

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SECONDS = 120
-OTHERS = re.compile(r"^_?(H5|OPENSSL_|EVP_|CRYPTO_|OSSL_|yaml_|cJSON_|gomp_|GOMP_|gsl_|lib\S+\.so|ld-linux)")
+OTHERS = re.compile(r"^_?(H5|OPENSSL_|EVP_|CRYPTO_|OSSL_|yaml_|cJSON_|gomp_|GOMP_|lib\S+\.so|ld-linux)")
 BACKENDS = re.compile(rb"FAIL (.|\n)*(the.backend.(crashed|ended.with.status)|candidate.h5(: | ended its reader))")
 STACKS = 1 << 18  # as in failing_memory.c
 TIMES = re.compile(rb" *[0-9.e+-]+ s\b|[0-9]+ a second")
