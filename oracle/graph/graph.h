@@ -83,6 +83,7 @@ typedef struct graph_general {
     double kink;  /* the slope where there are several (kink_range); of the largest over axes: each one's share */
     char over[ASSAY_MAX_RANK + 1]; /* axes that a sum, a softmax, a cut or a join goes along */
     int64_t first;                 /* index along the axis */
+    bool unfused;                  /* a function or softmax is made of operators that may store their results each */
     assay_dtype type;              /* of cast */
     double passed_over;            /* of steps that read indices: the one that is no row; NAN: there is none */
 } graph_general;

@@ -124,63 +124,78 @@ static double stored_tanh(const assay_context *ctx, double x, double *slope)
     return graph_as_stored(ctx, assay_tanh(graph_as_stored(ctx, root * sum)));
 }
 
-/* What becomes of a function and its slope where frameworks make them of operators that store their results each, or take the
- * slope from the result that they stored: 1 - t^2 of a tanh t. As it was, where a type has no such numbers. */
-static void make_in_parts(const assay_context *ctx, graph_map f, double x, double *value, double *slope)
+/* A function and its slope that are made of operators which store their results each. */
+static void make_unfused(const assay_context *ctx, graph_map f, double x, double *value, double *slope)
 {
-    const double result = graph_as_stored(ctx, *value), half = graph_as_stored(ctx, 0.5 * x);
-    double y = *value, by_x = *slope, t, inner;
+    const double half = graph_as_stored(ctx, 0.5 * x);
+    double t, inner;
     switch (f) {
-    case GRAPH_MAP_exp:
-        by_x = result;
-        break;
-    case GRAPH_MAP_tanh:
-        by_x = 1 - graph_as_stored(ctx, result * result);
-        break;
-    case GRAPH_MAP_sqrt:
-        by_x = 0.5 / result;
-        break;
-    case GRAPH_MAP_rsqrt:
-        by_x = -0.5 * graph_as_stored(ctx, result * graph_as_stored(ctx, result * result));
-        break;
-    case GRAPH_MAP_reciprocal:
-        by_x = -result * result;
-        break;
-    case GRAPH_MAP_erf:
-        by_x = graph_as_stored(ctx, two_over_root_pi) * graph_as_stored(ctx, assay_exp(-graph_as_stored(ctx, x * x)));
-        break;
     case GRAPH_MAP_sigmoid:
-        y = stored_sigmoid(ctx, x);
-        by_x = y * graph_as_stored(ctx, 1 - y);
+        *value = stored_sigmoid(ctx, x);
+        *slope = *value * graph_as_stored(ctx, 1 - *value);
         break;
     case GRAPH_MAP_silu:
         t = stored_sigmoid(ctx, x);
-        y = x * t;
-        by_x = t + graph_as_stored(ctx, x * graph_as_stored(ctx, t * graph_as_stored(ctx, 1 - t)));
+        *value = x * t;
+        *slope = t + graph_as_stored(ctx, x * graph_as_stored(ctx, t * graph_as_stored(ctx, 1 - t)));
         break;
     case GRAPH_MAP_softplus:
-        y = (x > 0 ? x : 0) + graph_as_stored(ctx, assay_log1p(graph_as_stored(ctx, assay_exp(-fabs(x)))));
-        by_x = stored_sigmoid(ctx, x);
+        inner = graph_as_stored(ctx, assay_log1p(graph_as_stored(ctx, assay_exp(-fabs(x)))));
+        *value = (x > 0 ? x : 0) + inner;
+        *slope = stored_sigmoid(ctx, x);
         break;
     case GRAPH_MAP_gelu:
         t = stored_tanh(ctx, x, &inner);
-        y = half * graph_as_stored(ctx, 1 + t);
-        by_x = graph_as_stored(ctx, 0.5 * (1 + t)) +
-               graph_as_stored(
-                   ctx, half * graph_as_stored(ctx, inner * graph_as_stored(ctx, 1 - graph_as_stored(ctx, t * t))));
+        *value = half * graph_as_stored(ctx, 1 + t);
+        inner = graph_as_stored(ctx, inner * graph_as_stored(ctx, 1 - graph_as_stored(ctx, t * t)));
+        *slope = graph_as_stored(ctx, 0.5 * (1 + t)) + graph_as_stored(ctx, half * inner);
         break;
     case GRAPH_MAP_gelu_exact:
         inner = graph_as_stored(ctx, x * graph_as_stored(ctx, root_half));
         t = graph_as_stored(ctx, assay_erf(inner));
-        y = half * graph_as_stored(ctx, 1 + t);
-        by_x = graph_as_stored(ctx, 0.5 * (1 + t)) +
-               graph_as_stored(ctx, half * graph_as_stored(ctx, two_over_root_pi * root_half *
-                                                                    graph_as_stored(ctx, assay_exp(-graph_as_stored(
-                                                                                             ctx, inner * inner)))));
+        *value = half * graph_as_stored(ctx, 1 + t);
+        inner = two_over_root_pi * root_half * graph_as_stored(ctx, assay_exp(-graph_as_stored(ctx, inner * inner)));
+        *slope = graph_as_stored(ctx, 0.5 * (1 + t)) + graph_as_stored(ctx, half * graph_as_stored(ctx, inner));
         break;
     default:
         break;
     }
+}
+
+/* The slope where frameworks take it from the result that they stored, as 1 - t^2 of a tanh t, or store parts of it. */
+static double slope_by_parts(const assay_context *ctx, graph_map f, double x, double value, double slope)
+{
+    const double result = graph_as_stored(ctx, value);
+    switch (f) {
+    case GRAPH_MAP_exp:
+        return result;
+    case GRAPH_MAP_tanh:
+        return 1 - graph_as_stored(ctx, result * result);
+    case GRAPH_MAP_sigmoid:
+        return result * graph_as_stored(ctx, 1 - result);
+    case GRAPH_MAP_sqrt:
+        return 0.5 / result;
+    case GRAPH_MAP_rsqrt:
+        return -0.5 * graph_as_stored(ctx, result * graph_as_stored(ctx, result * result));
+    case GRAPH_MAP_reciprocal:
+        return -result * result;
+    case GRAPH_MAP_erf:
+        return graph_as_stored(ctx, two_over_root_pi) * graph_as_stored(ctx, assay_exp(-graph_as_stored(ctx, x * x)));
+    default:
+        return slope;
+    }
+}
+
+/* What a type has no number for stays as it was. */
+static void make_in_parts(const assay_context *ctx, const graph_call *c, double x, double *value, double *slope)
+{
+    const graph_general *with = &c->step->with.general;
+    const graph_map f = (graph_map)with->function;
+    double y = *value, by_x = *slope;
+    if (with->unfused)
+        make_unfused(ctx, f, x, &y, &by_x);
+    else
+        by_x = slope_by_parts(ctx, f, x, y, by_x);
     if (isfinite(y)) *value = y;
     if (isfinite(by_x)) *slope = graph_as_stored(ctx, by_x);
 }
@@ -203,7 +218,7 @@ static void map_rows(const assay_context *ctx, const graph_call *c, int64_t firs
     }
     round_function(ctx, f, count, y);
     round_argument(ctx, f, count, x, y);
-    for (int64_t i = 0; graph_in_parts(ctx, c) && i < count; i++) make_in_parts(ctx, f, x[i], &y[i], &(double){0});
+    for (int64_t i = 0; graph_in_parts(ctx, c) && i < count; i++) make_in_parts(ctx, c, x[i], &y[i], &(double){0});
 }
 
 /* What an emulated run makes of 1 - t^2 by the t = tanh(z) that it keeps, which cancels where t is near 1. */
@@ -256,7 +271,7 @@ static assay_status map_backward(assay_context *ctx, const graph_call *c)
         round_function(ctx, f, count, dx);
         round_argument(ctx, f, count, x, dx);
         cancel_terms(ctx, f, count, x, value, dx);
-        for (int64_t i = 0; graph_in_parts(ctx, c) && i < count; i++) make_in_parts(ctx, f, x[i], &value[i], &dx[i]);
+        for (int64_t i = 0; graph_in_parts(ctx, c) && i < count; i++) make_in_parts(ctx, c, x[i], &value[i], &dx[i]);
         for (int64_t i = 0; i < count; i++) dx[i] *= c->dy[0][first + i];
     }
     graph_round_gradient(ctx, c, 0);

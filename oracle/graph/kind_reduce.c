@@ -197,8 +197,8 @@ static double exponentials(const assay_context *ctx, const lines *l, int64_t lin
 /* At a quarter of the lines: where no other form is. */
 static bool in_parts_at(const assay_context *ctx, const graph_call *c, int64_t line)
 {
-    return c->step->in_parts && assay_rounds_at_random(ctx) && !assay_uses_second_form_at(ctx, line) &&
-           !assay_uses_third_form_at(ctx, line);
+    return c->step->in_parts && c->step->with.general.unfused && assay_rounds_at_random(ctx) &&
+           !assay_uses_second_form_at(ctx, line) && !assay_uses_third_form_at(ctx, line);
 }
 
 /* The same of operators that store their results each. */

@@ -31,6 +31,7 @@ static int plain(graph *g, const form *of, const assay_program_node *node, const
                           .a = assay_program_number(node, "low"),
                           .b = assay_program_number(node, "high"),
                           .kink = of->kind == &graph_kind_reduce ? -1 : assay_program_number(node, "kink"),
+                          .unfused = assay_program_number(node, "unfused") != 0,
                           .first =
                               assay_program_number(node, "first") != 0}; /* -1: equal ones share, or the first has it */
     snprintf(with.over, sizeof with.over, "%s", assay_program_axes(node, "over"));

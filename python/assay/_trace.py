@@ -389,7 +389,7 @@ class Tracer:
 
     def log1p(self, x: Value) -> Value:
         if x.came("exp"):
-            return self.map("softplus", *x.came("exp"))
+            return self.map("softplus", *x.came("exp"), unfused=True)
         return self.map("log", self.together("add", [x, self.number(1)]))
 
     # whole numbers
@@ -546,17 +546,17 @@ class Tracer:
         if step == "mul":
             found = silu_of(a, b) or silu_of(b, a)
             if found is not None:
-                return self.map("silu", found)
+                return self.map("silu", found, unfused=True)
             normed = rms_norm_of(a, b) or rms_norm_of(b, a) or scaled_root_of(a, b) or scaled_root_of(b, a)
             if normed is not None:
                 return self.rms_norm(*normed)
             gelu = gelu_of(self, values, dims)
-            return None if gelu is None else self.map(*gelu)
+            return None if gelu is None else self.map(*gelu, unfused=True)
         if step == "div":
             x, place = sum_of(b)
             whole = shifted(a.came("exp")[0], place) if x is not None and same(x, a) and len(a.dims) == len(b.dims) and a.came("exp") else None
             if whole is not None:
-                return self.along("softmax", whole, place)
+                return self.along("softmax", whole, place, unfused=True)
             over = a.origin
             if over is not None and over.operator == "sum" and b.number == size_of([x for p in over.places for x in over.operands[0].dims[p]]):
                 return self.over("mean", over.operands[0], over.places, True).seen(a.dims)
@@ -566,41 +566,41 @@ class Tracer:
             x, place = exponentials_of(b)
             whole = shifted(x, place) if x is not None and same(x, a) and len(b.dims) == len(x.dims) else None
             if whole is not None:
-                return self.together("sub", [whole, self.over("logsumexp", whole, [place], True)])
+                return self.together("sub", [whole, self.over("logsumexp", whole, [place], True, unfused=True)])
         if step == "add":
             x, place = exponentials_of(a)
             whole = shifted(x, place) if x is not None else None
             if whole is not None and x is not None and x.came("sub")[1].core is b.core and alike(a.dims, b.dims):
-                return self.over("logsumexp", whole, [place], True).seen(a.dims)
+                return self.over("logsumexp", whole, [place], True, unfused=True).seen(a.dims)
             positive = a.came("maximum")
             tail = b.came("softplus") and b.came("softplus")[0].came("neg") and b.came("softplus")[0].came("neg")[0].came("abs")
             if positive and tail and positive[1].number == 0 and same(positive[0], tail[0]):
-                return self.map("softplus", tail[0])
+                return self.map("softplus", tail[0], unfused=True)
         return None
 
     def rms_norm(self, x: Value, scale: Value, epsilon: float) -> Value:
         x = self.merged(x, [len(x.dims) - 1])
         return self.call("rms_norm", [x, self.fit(scale, 0, x.dims[-1])], x.dims, epsilon=epsilon)
 
-    def over(self, step: str, x: Value, places: Sequence[int], keep: bool) -> Value:
+    def over(self, step: str, x: Value, places: Sequence[int], keep: bool, **parameters: Any) -> Value:
         """A sum, mean or maximum; along a dimension of size 1 it is x itself."""
         places = [p % len(x.dims) for p in places]
         if step == "logsumexp":
             x = self.merged(x, places)
         gone = [a for p in places for a in x.dims[p]]
         dims = [() if i in places else d for i, d in enumerate(x.dims)]
-        made = self.call(step, [x], dims, over=lambda: self.letters(gone)) if gone else x
+        made = self.call(step, [x], dims, over=lambda: self.letters(gone), **parameters) if gone else x
         made = made.seen(dims if keep else [d for i, d in enumerate(dims) if i not in places])
         made.origin = Origin(step, (x,), made.dims, tuple(places))
         return made
 
-    def along(self, step: str, x: Value, place: int) -> Value:
+    def along(self, step: str, x: Value, place: int, **parameters: Any) -> Value:
         place %= len(x.dims)
         x = self.merged(x, [place])
         axes = x.dims[place]
         if not axes:  # of one number
             return self.number(1).seen([()] * len(x.dims)) if step == "softmax" else x
-        return self.call(step, [x], x.dims, over=lambda: self.letters(axes))
+        return self.call(step, [x], x.dims, over=lambda: self.letters(axes), **parameters)
 
     def cumprod(self, x: Value, place: int) -> Value:
         """A scan whose gates are the numbers, and whose only input is the first one."""
@@ -1381,7 +1381,7 @@ def pieces_of(t: Tracer, mask: Value, a: Value, b: Value) -> Value | None:
     x, number = pair[0], pair[1].number
     above, below = (a, b) if how[0] == "g" else (b, a)
     if number >= 20 and same(above, x) and softplus_of(below, x):
-        return t.map("softplus", x)
+        return t.map("softplus", x, unfused=True)
     if same(above, x) and below.number == number:
         return t.map("relu", x) if number == 0 else t.together("maximum", [x, below])
     if above.number == number and (same(below, x) or (below.came("maximum") and (below.came("maximum")[1].number or 0) <= number and same(below.came("maximum")[0], x))):

@@ -203,7 +203,8 @@ class Walk:
         if name in ("and", "or"):
             return lambda eqn, given: self.masks(name, eqn, given)
         if name in MAPS:
-            return lambda eqn, given: t.map(MAPS[name], t.numbers(self.of(given[0])))
+            own_operators = {"unfused": True} if name == "logistic" else {}
+            return lambda eqn, given: t.map(MAPS[name], t.numbers(self.of(given[0])), **own_operators)
         if name in BINARY:
             return lambda eqn, given: self.together(BINARY[name], eqn, given)
         return None

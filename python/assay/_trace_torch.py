@@ -756,7 +756,7 @@ class Recorder(TorchDispatchMode):
         return [self.t.together("div", [loss, count]) if reduction == 1 else loss, count]
 
     def on_logsumexp(self, out: Any, x: Any, dims: Any, keepdim: bool = False) -> Value:
-        return self.t.over("logsumexp", self.of(x), dims, keepdim)
+        return self.t.over("logsumexp", self.of(x), dims, keepdim, unfused=True)
 
     def on__softmax(self, out: Any, x: Any, dim: int) -> Value:
         return self.t.along("softmax", self.of(x), dim)

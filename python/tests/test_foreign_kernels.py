@@ -241,7 +241,7 @@ def test_a_router_as_a_softmax_of_the_chosen_logits(divisor):
 def test_a_sigmoid_by_tanh_is_named():
     """(1 + tanh(x / 2)) / 2 has an absolute error: it is no correct kernel far below 0, and the report says so."""
     case = assay.case(
-        "case: mine/kernel\nop: program\nfused: all\nstored: [v]\nsizes: {B: 2, T: 37, C: 24, K: 4}\ninputs: {x: {axes: [B, T, C], scale: 10}}\nweights: {taps: [C, K]}\n"
+        "case: mine/kernel\nop: program\nsizes: {B: 2, T: 37, C: 24, K: 4}\ninputs: {x: {axes: [B, T, C], scale: 10}}\nweights: {taps: [C, K]}\n"
         "steps:\n  v: causal_conv(x, taps)\noutputs:\n  y: silu(v)\n",
         precision="f16", dtype="float16", cache="")
     x, taps = (np.asarray(case.inputs()[path], np.float32) for path in ("inputs/x", "weights/taps"))

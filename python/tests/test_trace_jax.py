@@ -179,7 +179,7 @@ def test_what_several_primitives_compute_is_one_step():
                 "h": x * jnp.sqrt(jnp.array(2, F32)).astype(jnp.bfloat16)}
 
     text = str(assay.trace(functions, {"x": jax.ShapeDtypeStruct((5, 8), jnp.bfloat16)}))
-    steps = ['a: softmax(x, over="D")', 'b: logsumexp(x, over="T")', "c: gelu(x)", "d: gelu_exact(x)", "e: softplus(x)", 'f: mean(x, over="TD")', f"g: div(x, {8**0.5!r})",
+    steps = ['a: softmax(x, over="D", unfused=true)', 'b: logsumexp(x, over="T", unfused=true)', "c: gelu(x, unfused=true)", "d: gelu_exact(x, unfused=true)", "e: softplus(x, unfused=true)", 'f: mean(x, over="TD")', f"g: div(x, {8**0.5!r})",
              f"h: mul(x, {2**0.5!r})"]
     assert text.split("outputs:\n")[1] == "".join(f"  {step}\n" for step in steps)
 
