@@ -136,7 +136,7 @@ quad_node quad_times(quad_tape *t, quad_node x, quad factor);
 quad_node quad_glu(quad_tape *t, quad_node a, quad_node b, const assay_gated_mlp_config *config);
 
 /* --- rows --- */
-quad_node quad_row_sums(quad_tape *t, quad_node x, quad factor);                      /* times factor: [rows,1] */
+quad_node quad_row_sums(quad_tape *t, quad_node x, quad factor); /* times factor: [rows,1] */
 /* x over the root of so much of the sum of its squares, and epsilon. */
 quad_node quad_over_root(quad_tape *t, quad_node x, quad share, double epsilon);
 quad_node quad_normalise(quad_tape *t, quad_node x, quad_node scale, double epsilon); /* RMS norm, times scale */
