@@ -9,7 +9,7 @@ from . import _library as lib
 from ._case import Case
 from ._case import case as open_case
 from ._report import Mismatch, Report
-from ._trace import as_function, library_of, module_of, named, trace
+from ._trace import Program, as_function, library_of, module_of, named, trace
 
 __tracebackhide__ = True  # pytest shows the test, not these functions
 
@@ -39,7 +39,7 @@ def assert_correct(kernel: Callable[..., Any], reference: Callable[..., Any], ex
     report = None
     for seed in range(1, max(1, seeds) + 1):
         with program.case(precision, **({"seed": seed} if seeds > 1 else {})) as case:
-            report = case.judge((with_jax if library == "jax" else with_torch)(case, call, given, gradients), gradients=gradients)
+            report = case.judge((with_jax if library == "jax" else with_torch)(program, case, call, given, gradients), gradients=gradients)
             if report.verdict != "PASS":
                 raise Mismatch(report)
     assert report is not None
@@ -84,15 +84,15 @@ def kernel_of(kernel: Callable[..., Any], reference: Callable[..., Any], functio
     return lambda given: kernel(**together(given))
 
 
-def results_of(case: Case, call: Callable[..., Any], given: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+def results_of(program: Program, case: Case, call: Callable[..., Any], given: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
     """Of a kernel that gives nothing what it has written into: the arguments that no result depends on."""
     result = call(given)
     if result is None and others:
         result = dict(zip([path.split("/")[1] for path in case.expected if path.startswith("outputs/")], others.values()))
-    return {f"outputs/{name}": x for name, x in named(call, result).items()}
+    return {program.path_of(name): x for name, x in named(call, result).items()}
 
 
-def with_torch(case: Case, call: Callable[..., Any], example: Mapping[str, Any], gradients: bool) -> dict[str, Any]:
+def with_torch(program: Program, case: Case, call: Callable[..., Any], example: Mapping[str, Any], gradients: bool) -> dict[str, Any]:
     torch = sys.modules["torch"]
     devices = {x.device for x in example.values() if isinstance(x, torch.Tensor) and x.device.type != "meta"}
     device = next(iter(devices), None)
@@ -102,7 +102,7 @@ def with_torch(case: Case, call: Callable[..., Any], example: Mapping[str, Any],
     types = [x.dtype for x in given.values() if x.is_floating_point()]
     others = {name: torch.as_tensor(x).detach().clone() for name, x in example.items() if name not in given}  # as buffers of results
     others = {name: x.to(types[0]) if x.is_floating_point() and types else x for name, x in others.items()}
-    outputs = results_of(case, call, {name: given[name] if name in given else others[name] for name in example}, others)
+    outputs = results_of(program, case, call, {name: given[name] if name in given else others[name] for name in example}, others)
     if not gradients or not any(path.startswith("gradients/") for path in case.expected):
         return outputs
     if not any(getattr(x, "requires_grad", False) for x in outputs.values()):
@@ -110,7 +110,7 @@ def with_torch(case: Case, call: Callable[..., Any], example: Mapping[str, Any],
     return {**outputs, **case.backward(outputs, inputs)}
 
 
-def with_jax(case: Case, call: Callable[..., Any], example: Mapping[str, Any], gradients: bool) -> dict[str, Any]:
+def with_jax(program: Program, case: Case, call: Callable[..., Any], example: Mapping[str, Any], gradients: bool) -> dict[str, Any]:
     jax = sys.modules["jax"]
     inputs = {path: x for path, x in case.inputs(jax).items() if path.split("/")[1] in example}
     inputs = {path: x.astype(jax.dtypes.canonicalize_dtype(example[path.split("/")[1]].dtype)) if jax.numpy.issubdtype(x.dtype, jax.numpy.integer) else x for path, x in inputs.items()}
@@ -118,15 +118,17 @@ def with_jax(case: Case, call: Callable[..., Any], example: Mapping[str, Any], g
     leaves = [path for path in inputs if "gradients/" + path in found]
     others = {name: jax.numpy.zeros(x.shape, x.dtype) for name, x in example.items() if all(path.split("/")[1] != name for path in inputs)}
 
-    def forward(*arrays: Any) -> dict[str, Any]:
+    def forward(*arrays: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         given = {**inputs, **dict(zip(leaves, arrays))}
         own = {path.split("/")[1]: x for path, x in given.items()}
-        return results_of(case, call, {name: own[name] if name in own else others[name] for name in example}, {})
+        made = results_of(program, case, call, {name: own[name] if name in own else others[name] for name in example}, {})
+        whole = {path for path, x in made.items() if not jax.numpy.issubdtype(x.dtype, jax.numpy.inexact)}  # which have no gradient
+        return {path: x for path, x in made.items() if path not in whole}, {path: made[path] for path in whole}
 
-    outputs, back = jax.vjp(forward, *(inputs[path] for path in leaves))
+    outputs, back, integers = jax.vjp(forward, *(inputs[path] for path in leaves), has_aux=True)
     if not leaves:
-        return dict(outputs)
+        return {**outputs, **integers}
     upstream = {path.replace("cotangents/", "outputs/", 1): x for path, x in case.cotangents(jax).items()}
     zeros = {path: jax.numpy.zeros_like(x) for path, x in outputs.items() if path not in upstream}
     found_gradients = back({**{path: x.astype(outputs[path].dtype) for path, x in upstream.items() if path in outputs}, **zeros})
-    return {**outputs, **{"gradients/" + path: x for path, x in zip(leaves, found_gradients)}}
+    return {**outputs, **integers, **{"gradients/" + path: x for path, x in zip(leaves, found_gradients)}}

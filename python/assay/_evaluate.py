@@ -446,7 +446,7 @@ def plan_of(reference: Any, example: Any, label: str, precision: "str | None", s
         return Arguments(header, blocks, where)
 
     def results(value: Any) -> dict[str, Any]:
-        return {f"outputs/{name}": x for name, x in named(function, value).items()}
+        return {traced.path_of(name): x for name, x in named(function, value).items()}
 
     shown = ", ".join(f"{name} {list(x.shape)}" for name, x in own.items() if name not in weights)
     return Plan(label or shown, lambda seed: traced.case(precision, seed=seed, cache="", explain=False), arguments, results)

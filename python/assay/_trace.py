@@ -153,7 +153,7 @@ class Tracer:
         self.group_sizes: set[int] = set()  #: arguments whose sum has a bound: they are as in the example
         self.steps: list[Step] = []
         self.tensors: list[list[Axis]] = []  #: axes that must stay apart
-        self.choices: list[Value] = []  #: that the function gives
+        self.choices: dict[str, Value] = {}  #: results of the function that are choices
         self.types: dict[str, str] = {}  #: of its results that are fp8
         self.floats: dict[str, np.ndarray[Any, Any]] = {}  #: constants that are no whole numbers, by their names
         self.places: list[Value] = []  #: 0, 1, ..
@@ -1060,7 +1060,7 @@ class Tracer:
     def output(self, name: str, value: Value, shape: Sequence[int], dtype: str, outputs: list[tuple[str, Value]]) -> None:
         """A result of the function."""
         if value.integer and value.step is not None and value.step.base == "top_k":
-            self.choices.append(value)  # a result by itself
+            self.choices[name] = value  # a result by itself
             return
         if dtype in CODES:
             self.types[name] = dtype
@@ -1105,7 +1105,7 @@ class Tracer:
 
     def live(self, outputs: Sequence[tuple[str, Value]]) -> list[Step]:
         """What the outputs need, and lines that stand alone."""
-        found, refused = self.needed([value for _, value in outputs] + self.choices)
+        found, refused = self.needed([value for _, value in outputs] + [*self.choices.values()])
         if refused:
             raise lib.BadInput(refused)
         return [step for step in self.steps if id(step) in found]
@@ -1463,8 +1463,8 @@ def inline(texts: dict[str, str], results: dict[str, str], alone: set[str], line
 class Program:
     """A function as a program: `str` gives its case file, `case` a case of it."""
 
-    def __init__(self, yaml: str, place: tuple[str, int] = ("", 0), places: Mapping[int, tuple[str, int]] | None = None) -> None:
-        self.yaml, self._place, self._places = yaml, place, places or {}
+    def __init__(self, yaml: str, place: tuple[str, int] = ("", 0), places: Mapping[int, tuple[str, int]] | None = None, choices: Mapping[str, str] | None = None) -> None:
+        self.yaml, self._place, self._places, self._choices = yaml, place, places or {}, choices or {}
 
     def __str__(self) -> str:
         return self.yaml
@@ -1473,6 +1473,10 @@ class Program:
     def where(self) -> str:
         """The function's place."""
         return said_place(self._place)
+
+    def path_of(self, name: str) -> str:
+        """Of a result of the function; whole numbers that were chosen stand apart."""
+        return self._choices.get(name, f"outputs/{name}")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         with open(path, "w") as file:
@@ -1739,6 +1743,7 @@ def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] 
         raise lib.BadInput(f"{tracer.at}: all results are a choice, expected one that is computed of it, too: the numbers that were chosen, say")
     dtypes = typed(tracer, [name for name, _ in outputs], {**tracer.types, **(types or {})})
     lines, fused, places = tracer.yaml(outputs, axes or {}, fills or {})
+    choices = {name: f"routing/{value.step.name}/top_k" for name, value in tracer.choices.items() if value.step is not None}
     if tracer.floats:  # in full, and without gradients
         dtypes.update({"inputs/" + name: "float64" for name in tracer.floats})
         settings.setdefault("gradients", [path for path, v, integers in tracer.inputs if integers is None and path.split("/")[1] not in tracer.floats] or "none")
@@ -1749,7 +1754,7 @@ def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] 
         settings["fused"] = [*([own] if isinstance(own, str) else own), *fused]
 
     def program(keys: Mapping[str, Any]) -> Program:
-        return Program("\n".join(lines + [f"{key}: {as_json(key, value)}" for key, value in keys.items()]) + "\n", place_of(function), places)
+        return Program("\n".join(lines + [f"{key}: {as_json(key, value)}" for key, value in keys.items()]) + "\n", place_of(function), places, choices)
 
     rounds = any(step.base == "cast" for step in tracer.steps)
     if check and not tracer.stands_alone:

@@ -174,3 +174,23 @@ def test_whole_numbers_have_the_type_of_the_example_and_arguments_the_order_of_t
 
     example = {"target": torch.zeros(8, dtype=torch.long), "x": torch.ones(8, 30)}
     assert assay.assert_correct(lambda *given: loss(*given), loss, example, precision="f32", integers={"target": 30}).verdict == "PASS"
+
+
+def router(x, gate):
+    best, ids = torch.softmax(x @ gate, -1).topk(2, -1)
+    return best / best.sum(-1, keepdim=True), ids
+
+
+def second(x, gate):  # the third best in the place of the second
+    best, ids = torch.softmax(x @ gate, -1).topk(3, -1)
+    best, ids = best[:, [0, 2]], ids[:, [0, 2]]
+    return best / best.sum(-1, keepdim=True), ids
+
+
+def test_a_choice_that_is_returned_is_judged():
+    example = {"x": torch.ones(9, 16), "gate": torch.ones(16, 8)}
+    assert "routing/" in str(assay.assert_correct(router, router, example, precision="f32", weights=["gate"]))
+    with pytest.raises(assay.Mismatch, match="routing/"):
+        assay.assert_correct(second, router, example, precision="f32", weights=["gate"])
+    for kernel in (router, second):
+        assert assay.evaluate(kernel, router, shapes=example, weights=["gate"], precision="f32", trials=2).correct == (kernel is router)
