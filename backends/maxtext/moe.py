@@ -105,6 +105,7 @@ def check(s: Settings) -> None:
     names = s.words("mlp_activations")
     s.need(all(name in ("silu", "gelu", "relu", "sigmoid", "linear") for name in names), f"no activation {names}")
     s.need(s.number("router_z_loss_weight") == 0, "no z-loss of the router")
+    s.need(s.number("norm_topk_epsilon") == 0, "no epsilon but its own in the sum of weights")
     s.need(s.number("load_balance_loss_weight") == 0 or s["load_balance_loss_scope"] == "sequence", "balance loss of a sequence alone")
     grouped = s.count("n_routing_groups") > 1
     s.need(not grouped or s["group_score"] == "top2_sum", "groups by their largest value are not MaxText's")

@@ -78,6 +78,7 @@ def run_mlp(g: Graph, r: Request) -> Results:
 def normalized(r: Request) -> int:
     """Whether weights are divided by their sum over the chosen; softmax over the chosen is the same."""
     s = r.settings
+    s.need(s.number("norm_topk_epsilon") == 0, "no norm_topk_epsilon")
     if s["routing_method"] == "Default":
         return 0
     if s["routing_method"] in ("Renormalize", "RenormalizeNaive"):

@@ -272,7 +272,7 @@ def refuse_forms(c: Call) -> None:
     for key, only in (("routing_method", ""), ("apply_router_weight_on_input", "false"), ("weights_on_shards", "false"),
                       ("apply_routed_scaling_factor_on_output", "true"), ("use_random_routing", "false")):
         s.need(s[key] == only, f"no {key}")
-    for key, most in (("local_num_experts", 0), ("num_fused_shared_experts", 0), ("num_redundant_experts", 0),
+    for key, most in (("local_num_experts", 0), ("num_fused_shared_experts", 0), ("num_redundant_experts", 0), ("norm_topk_epsilon", 0),
                       ("ragged_buffer_factor", 0), ("capacity_factor", 0)):
         s.need(s.number(key) <= most, f"no {key}")
     for path in c.t:

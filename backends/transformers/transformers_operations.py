@@ -86,6 +86,7 @@ class Call:
 def family_of(s):
     """Of the MoE block."""
     block, name, method = s["decoder_block"], s["model_name"], s.text.get("routing_method", "")
+    s.need(s.number("norm_topk_epsilon") == 0, "no epsilon but each router's own")
     s.need(not s.true("fused_moe_func"), "no fused_moe_func: each model type has one router")
     if method:
         s.need(method in METHODS, f"no model type here has the router {method}")

@@ -28,7 +28,7 @@ def configured(c, hidden):
     s.need(s.number("mlp_activations_limit") > 0 and s.number("normalization_layer_epsilon") == 1e-5, "no other clamp, no other epsilon")
     for key in ("fused_moe_func", "apply_router_weight_on_input", "fused_qkv", "prefuse_moe_weights"):
         s.need(not s.true(key), f"no {key}")
-    s.need(s.number("capacity_factor") <= 0 and not s["routing_method"], "no dropping, no other router")
+    s.need(s.number("norm_topk_epsilon") == 0 and s.number("capacity_factor") <= 0 and not s["routing_method"], "no dropping, no other router")
     s.need(s.number("load_balance_loss_weight") == 0 and s.number("router_z_loss_weight") == 0, "no losses")
     s.need("inputs/selected_experts" not in c.t and "inputs/segment_ids" not in c.t, "no given choice, no segments")
     if "inputs/positions" in c.t:

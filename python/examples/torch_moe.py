@@ -19,6 +19,7 @@ SUPPORTS = {
     "fused_moe_func": False,
     "first_num_hash_layers": 0,
     "routing_method": None,
+    "norm_topk_epsilon": 0,
     "use_random_routing": False,
     "local_num_experts": 0,
     "num_redundant_experts": 0,
