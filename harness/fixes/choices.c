@@ -356,8 +356,8 @@ static void describe_wrong(const assay_router_choice *router, const assay_choice
     }
 }
 
-/* Judges all tokens. */
-static void judge_all(assay_choices *c, const assay_profile *profile)
+/* Judges all tokens. In a program any of equal numbers may be chosen: top_k of PyTorch promises no order. */
+static void judge_all(assay_choices *c, bool any_of_tied)
 {
     assay_routing_summary *summary = &c->summary;
     *summary = (assay_routing_summary){.judged = true};
@@ -372,7 +372,7 @@ static void judge_all(assay_choices *c, const assay_profile *profile)
             token.groups_kept = rule.groups ? config->topk_routing_group : 1;
             token.group_score = config->group_score;
             token.fixed = rule.hash;
-            token.any_of_tied = profile->any_of_tied;
+            token.any_of_tied = any_of_tied;
             token.scores = router->scores + t * experts;
             token.tau = router->tau + t * experts;
             const assay_choice_verdict verdict = assay_choice_judge(&token);
@@ -395,14 +395,15 @@ assay_status assay_choices_judge(assay_context *ctx, assay_choices *c, const ass
     assay_status status;
     int64_t scores = 0;
     const int threads = ctx->threads;
+    const bool any_of_tied = profile->any_of_tied || plan->c->program != NULL;
     ctx->threads = assay_plan_threads(ctx, plan);
     TRY(find_scores(ctx, c, plan, in, adopted));
-    judge_all(c, profile);
+    judge_all(c, any_of_tied);
     if (c->summary.exact == c->summary.tokens || assay_routing_rule_of(&c->routers[0].config).hash) goto cleanup;
     for (int i = 0; i < c->count; i++) scores += c->routers[i].tokens * c->routers[i].config.num_experts;
     /* thresholds of elements take half of what they are given */
     TRY(find_tau(ctx, c, plan, in, assay_thresholds_of(2 * false_alarm, scores, 0, 0).element));
-    judge_all(c, profile);
+    judge_all(c, any_of_tied);
 cleanup:
     ctx->threads = threads;
     return status;

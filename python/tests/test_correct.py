@@ -194,3 +194,17 @@ def test_a_choice_that_is_returned_is_judged():
         assay.assert_correct(second, router, example, precision="f32", weights=["gate"])
     for kernel in (router, second):
         assert assay.evaluate(kernel, router, shapes=example, weights=["gate"], precision="f32", trials=2).correct == (kernel is router)
+
+
+def test_any_of_equal_numbers_may_be_chosen():
+    """Many of what is drawn in bfloat16 are."""
+    def best(x):
+        return x.topk(4, -1)
+
+    def last(x):
+        values, ids = torch.sort(x.flip(-1), stable=True, dim=-1, descending=True)
+        return values[:, :4], x.shape[-1] - 1 - ids[:, :4]
+
+    assert (torch.randn(64, 64).bfloat16().sort(-1)[0].diff() == 0).any()
+    for kernel in (lambda x: best(x), last):
+        assert assay.assert_correct(kernel, best, {"x": torch.ones(64, 64)}, precision="bf16").verdict == "PASS"
