@@ -87,6 +87,8 @@ bool form_other_steps(const assay_case *c, assay_other_form *form)
 {
     form->c.batch = c->batch * c->sequence;
     form->c.sequence = 1;
+    /* tokens of one sequence are a product's block, and its sum over them begins at 0 */
+    if (c->config.cache_gradients) form->holding = ASSAY_HOLDS_SCALES;
     return decodes_unsplit(c) && c->sequence > 1 && is_case_elsewhere(&form->c);
 }
 
