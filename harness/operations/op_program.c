@@ -59,9 +59,12 @@ static int64_t axis_size(const void *config, char axis)
 static void label(assay_describer *d, int back, const char *axes)
 {
     static const char letters[] = "A\0B\0C\0D\0E\0F\0G\0H\0I\0J\0K\0L\0M\0N\0O\0P\0Q\0R\0S\0T\0U\0V\0W\0X\0Y\0Z\0"
-                                  "a\0b\0c\0d\0e\0f\0g\0h\0i\0j\0k\0l\0m\0n\0o\0p\0q\0r\0s\0t\0u\0v\0w\0x\0y\0z";
-    for (int i = 0; axes[i] != '\0'; i++)
-        assay_described(d, back)->spec.labels[i] = letters + 2 * (axes[i] >= 'a' ? 26 + axes[i] - 'a' : axes[i] - 'A');
+                                  "a\0b\0c\0d\0e\0f\0g\0h\0i\0j\0k\0l\0m\0n\0o\0p\0q\0r\0s\0t\0u\0v\0w\0x\0y\0z\0"
+                                  "0\0001\0002\0003\0004\0005\0006\0007\0008\0009";
+    for (int i = 0; axes[i] != '\0'; i++) {
+        const int place = axes[i] >= 'a' ? 26 + axes[i] - 'a' : axes[i] >= 'A' ? axes[i] - 'A' : 52 + axes[i] - '0';
+        assay_described(d, back)->spec.labels[i] = letters + 2 * place;
+    }
 }
 
 static assay_dims dims_of(const assay_program_node *node)
