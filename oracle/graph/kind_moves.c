@@ -28,11 +28,10 @@ static assay_status order_forward(assay_context *ctx, const graph_call *c)
     return ASSAY_OK;
 }
 
-/* Whether a sum is of a few terms, which operators add to a stored one piece by piece, as gradients of a few readers. */
+/* Whether a sum is of a few terms, 8 on average, which operators add to a stored one piece by piece, as gradients of a few readers. */
 static bool is_added_by_pieces(const assay_context *ctx, const graph_call *c, int64_t terms, int64_t sums)
 {
-    enum { FEW = 8 };
-    return graph_in_parts(ctx, c) && terms <= FEW * sums;
+    return graph_in_parts(ctx, c) && terms <= 8 * sums;
 }
 
 static assay_status order_backward(assay_context *ctx, const graph_call *c)

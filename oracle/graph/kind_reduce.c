@@ -268,20 +268,21 @@ static assay_status softmax_backward(assay_context *ctx, const graph_call *c)
             squares += rounds ? (a * b) * (a * b) : 0;
         }
         assay_round_terms(ctx, l.count, 1, &squares, &sum);
-        if (in_parts_at(ctx, c, line)) sum = graph_as_stored(ctx, sum);
+        const bool in_parts = in_parts_at(ctx, c, line);
+        if (in_parts) sum = graph_as_stored(ctx, sum);
         if (of_product != NULL && assay_uses_second_form_at(ctx, line)) sum = of_product[line];
         for (int64_t i = 0; i < l.count; i++) {
             double rest = dy[i * l.step] - sum;
             assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &rest);
             if (rounds) rest += assay_moved_by(ctx, dy[i * l.step]);
-            if (in_parts_at(ctx, c, line)) rest = graph_as_stored(ctx, rest);
+            if (in_parts) rest = graph_as_stored(ctx, rest);
             dx[i * l.step] = y[i * l.step] * rest;
-            of_largest -= graph_as_stored(ctx, dx[i * l.step]);
+            if (in_parts) of_largest -= graph_as_stored(ctx, dx[i * l.step]);
             largest = y[i * l.step] > y[largest * l.step] ? i : largest;
             if (of_chosen != NULL) dx[i * l.step] += assay_moved_by(ctx, of_chosen[start + i * l.step]);
         }
         /* of the largest x that was taken off: 0 but for what was rounded */
-        if (in_parts_at(ctx, c, line)) dx[largest * l.step] += of_largest;
+        if (in_parts) dx[largest * l.step] += of_largest;
     }
     graph_round_gradient(ctx, c, 0);
     return ASSAY_OK;
