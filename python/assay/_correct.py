@@ -1,6 +1,7 @@
 """A kernel against a reference of PyTorch or JAX, in one line."""
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from typing import Any, Callable, Iterable, Mapping
@@ -9,7 +10,7 @@ from . import _library as lib
 from ._case import Case
 from ._case import case as open_case
 from ._report import Mismatch, Report
-from ._trace import Program, as_function, library_of, module_of, named, trace
+from ._trace import Program, as_function, library_of, module_of, named, positional, trace
 
 __tracebackhide__ = True  # pytest shows the test, not these functions
 
@@ -35,7 +36,7 @@ def assert_correct(kernel: Callable[..., Any], reference: Callable[..., Any], ex
     settings.setdefault("weights", weights)
     settings.setdefault("dtype", GRIDS.get(precision or "", "bfloat16"))
     program = trace(function, given, **settings)
-    call = kernel_of(kernel, reference, function)
+    call = kernel_of(kernel, reference, function, {name: given[name] for name in weights})
     report = None
     for seed in range(1, max(1, seeds) + 1):
         with program.case(precision, **({"seed": seed} if seeds > 1 else {})) as case:
@@ -73,15 +74,34 @@ def assert_close(actual: Any, case: Case | str | os.PathLike[str], path: str = "
     return opened.check({path: actual}, precision, only=[path])
 
 
-def kernel_of(kernel: Callable[..., Any], reference: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel as a function of the tensors of the reference's arguments, by their names."""
+def kernel_of(kernel: Callable[..., Any], reference: Callable[..., Any], function: Callable[..., Any], weights: Mapping[str, Any]) -> Callable[..., Any]:
+    """The kernel as a function of the tensors of the reference's arguments, by their names; a module's arguments and parameters may have other names, in the
+    order of the reference's."""
     together = getattr(function, "together", dict)
     if not module_of(reference):
         return lambda given: kernel(*together(given).values())
-    if module_of(kernel):
-        own, _, _ = as_function(kernel, {})
-        return lambda given: own(**together(given))
-    return lambda given: kernel(**together(given))
+    if not module_of(kernel):
+        lacks = [name for name in weights if not takes(kernel, name)]
+        if lacks:
+            raise lib.BadInput(f"the kernel has no argument {lacks[0]}, expected the parameters of the reference as arguments: {', '.join(weights)}")
+        return lambda given: kernel(**together(given))
+    own, parameters, _ = as_function(kernel, {})
+    shapes, expected = ({name: tuple(x.shape) for name, x in tensors.items()} for tensors in (parameters, weights))
+    if shapes != expected and list(shapes.values()) != list(expected.values()):
+        raise lib.BadInput(f"the kernel's parameters are {shapes}, expected those of the reference, by their names or in their order: {expected}")
+    called = {} if shapes == expected else dict(zip(expected, shapes))
+    theirs, ours = positional(reference), positional(kernel)
+    if len(theirs) == len(ours):
+        called.update(zip(theirs, ours))
+    return lambda given: own(**{called.get(name, name): x for name, x in together(given).items()})
+
+
+def takes(function: Callable[..., Any], name: str) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # it does not say
+        return True
+    return any(p.kind is p.VAR_KEYWORD or p.name == name for p in parameters)
 
 
 def results_of(program: Program, case: Case, call: Callable[..., Any], given: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:

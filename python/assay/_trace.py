@@ -1617,6 +1617,13 @@ def names_of_arguments(function: Callable[..., Any]) -> list[str]:
         return []
 
 
+def positional(function: Callable[..., Any]) -> list[str]:
+    """The names of what a function or a module may be given without a name."""
+    module: Any = function if module_of(function) else None
+    call = function if module is None else getattr(module, "_orig_mod", module).forward if module_of(function) == "torch" else type(module).__call__
+    return [name for name, p in inspect.signature(call).parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and name != "self"]
+
+
 def as_function(function: Callable[..., Any], example: Any) -> tuple[Callable[..., Any], Any, list[str]]:
     """A function, its example by the names of its arguments, and which of these are weights: of a module of PyTorch or flax its parameters. Tensors
     within an argument are arguments by themselves."""
@@ -1624,12 +1631,12 @@ def as_function(function: Callable[..., Any], example: Any) -> tuple[Callable[..
     module: Any = function if library else None
     if isinstance(example, (tuple, list)) or hasattr(example, "shape"):
         given = list(example) if isinstance(example, (tuple, list)) else [example]
-        names = [name for name, p in inspect.signature(function if not module else module.forward if library == "torch" else type(module).__call__).parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and name != "self"]
+        names = positional(function)
         given = [tuple(given)] if len(given) > len(names) == 1 else given
         if len(given) > len(names):
             raise lib.BadInput(f"{said_place(place_of(function))}: the example has {len(given)} tensors, expected at most {len(names)}: {', '.join(names)}")
         example = dict(zip(names, given))
-    elif not module and isinstance(example, Mapping):  # in the order in which a kernel is called
+    elif module is None and isinstance(example, Mapping):  # in the order in which a kernel is called
         order = names_of_arguments(function)
         example = dict(sorted(example.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
     weights: list[str] = []

@@ -30,7 +30,7 @@ MASKS = {name: step for names, step in ((("__and__", "bitwise_and", "logical_and
 #: Arguments that no handler need read: they say where numbers lie and in which type they are computed, or are of gradients that are as they are anyway.
 ASIDE = ("dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking", "sparse", "sparse_grad", "half_to_float", "implicit", "sorted", "stable")
 #: What a rotation is made of (_trace_rope.py).
-TURNS = {**{name: "move" for name in MOVES}, **{name: "product" for name in ("mm", "bmm", "mv")}, "embedding": "rows", "index": "rows", "index_select": "rows",
+TURNS = {**{name: "move" for name in MOVES}, **{name: "product" for name in ("mm", "bmm", "mv", "dot")}, "embedding": "rows", "index": "rows", "index_select": "rows",
          **{name: name for name in ("mul", "div", "add", "sub", "neg", "cos", "sin")}}
 
 
@@ -569,9 +569,12 @@ class Recorder(TorchDispatchMode):
     def on_log_sigmoid_forward(self, out: Any, x: Any) -> list[Value]:
         return [self.t.map("neg", self.t.map("softplus", self.t.map("neg", self.of(x)))), self.t.number(0)]
 
-    def on_addcmul(self, out: Any, x: Any, a: Any, b: Any, *, value: float = 1) -> Value:
-        product = self.t.together("mul", [self.numbers(a), self.numbers(b)])
-        return self.t.together("add", [self.numbers(x), product if value == 1 else self.t.together("mul", [product, self.t.number(value)])])
+    def on_addcmul(self, out: Any, x: Any, a: Any, b: Any, *, value: float = 1, how: str = "mul") -> Value:
+        part = self.t.together(how, [self.numbers(a), self.numbers(b)])
+        return self.t.together("add", [self.numbers(x), part if value == 1 else self.t.together("mul", [part, self.t.number(value)])])
+
+    def on_addcdiv(self, out: Any, x: Any, a: Any, b: Any, *, value: float = 1) -> Value:
+        return self.on_addcmul(out, x, a, b, value=value, how="div")
 
     def on_lerp(self, out: Any, x: Any, y: Any, weight: Any) -> Value:
         return self.t.together("add", [self.of(x), self.t.together("mul", [self.numbers(weight), self.t.together("sub", [self.of(y), self.of(x)])])])
@@ -737,9 +740,12 @@ class Recorder(TorchDispatchMode):
         return self.t.solved(self.full(a), self.full(b), not upper, unitriangular)
 
     def on_linalg_vector_norm(self, out: Any, x: Any, order: Any = 2, dims: Any = None, keepdim: bool = False) -> Value:
+        dims = [dims] if isinstance(dims, int) else dims if dims else range(x.dim())
+        if order in (1, float("inf")):
+            return self.t.over("sum" if order == 1 else "max", self.t.map("abs", self.of(x)), dims, keepdim)
         if order not in (2, None):
-            raise lib.BadInput(f"the norm {order}, expected 2")
-        return self.t.map("sqrt", self.t.over("sum", self.t.map("square", self.of(x)), dims if dims else range(x.dim()), keepdim))
+            raise lib.BadInput(f"the norm {order}, expected 1, 2 or inf")
+        return self.t.map("sqrt", self.t.over("sum", self.t.map("square", self.of(x)), dims, keepdim))
 
     on_norm = on_linalg_vector_norm
 
@@ -814,22 +820,20 @@ class Recorder(TorchDispatchMode):
     def on_bmm(self, out: Any, a: Any, b: Any) -> Value:
         return self.t.product(self.full(a), self.full(b), 1)
 
-    def on_addmm(self, out: Any, bias: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1) -> Value:
-        if beta != 1 or alpha != 1:
-            raise lib.BadInput("beta or alpha is not 1")
-        return self.t.together("add", [self.t.product(self.full(a), self.full(b), 0), self.of(bias)])
-
-    def on_mv(self, out: Any, a: Any, b: Any) -> Value:
-        return self.t.product(self.full(a), self.full(b), 0)
-
-    def on_baddbmm(self, out: Any, x: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1) -> Value:
-        t, made = self.t, self.on_bmm(out, a, b)
+    def on_addmm(self, out: Any, x: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1) -> Value:
+        t, made = self.t, self.t.product(self.full(a), self.full(b), a.dim() - 2)
         if alpha != 1:
             made = t.together("mul", [made, t.number(alpha)])
         if beta == 0:
             return made
-        first = self.of(x) if beta == 1 else t.together("mul", [self.of(x), t.number(beta)])
-        return t.together("add", [first, made])
+        return t.together("add", [made, self.of(x) if beta == 1 else t.together("mul", [self.of(x), t.number(beta)])])
+
+    on_baddbmm = on_addmm
+
+    def on_mv(self, out: Any, a: Any, b: Any) -> Value:
+        return self.t.product(self.full(a), self.full(b), 0)
+
+    on_dot = on_mv
 
     def on_convolution(self, out: Any, x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
                        output_padding: Any, groups: int) -> Value:
@@ -1257,7 +1261,8 @@ def filling(function: Callable[..., Any]) -> Callable[..., Any]:
 def functional(module: Any, example: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any], list[str]]:
     """A module as a function of its arguments and its parameters, which are called by their names with underscores for dots, a letter first."""
     call = torch.func.functional_call if hasattr(torch, "func") else torch.nn.utils.stateless.functional_call
-    names = short_names(name for name, _ in module.named_parameters())
+    paths = {path.replace("_orig_mod.", ""): path for path, _ in module.named_parameters()}  # torch.compile puts that before them
+    names = {name: paths[path] for name, path in short_names(paths).items()}
 
     def run(**given: Any) -> Any:
         with getattr(torch.utils._python_dispatch, "_disable_current_modes", contextlib.nullcontext)():  # since PyTorch 2.0
@@ -1266,7 +1271,7 @@ def functional(module: Any, example: dict[str, Any]) -> tuple[Callable[..., Any]
         parameters = {names[name]: x for name, x in given.items() if name in names}
         return call(module, {**parameters, **buffers}, (), {name: x for name, x in given.items() if name not in names})
 
-    run.__name__, run.__wrapped__ = type(module).__name__, module.forward  # type: ignore[attr-defined]
+    run.__name__, run.__wrapped__ = type(module).__name__, getattr(module, "_orig_mod", module).forward  # type: ignore[attr-defined]
     run.__signature__ = inspect.Signature([inspect.Parameter("given", inspect.Parameter.VAR_KEYWORD)])  # type: ignore[attr-defined]
     return run, {**example, **{name: module.get_parameter(path).detach() for name, path in names.items()}}, list(names)
 

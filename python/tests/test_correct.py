@@ -67,6 +67,28 @@ def test_layers_of_a_sequence():
     assert "gradients/weights/layer_0_weight" in str(assay.assert_correct(make(), make(), torch.ones(5, 8), precision="f32"))
 
 
+class Named(torch.nn.Module):
+    """The sequence under other names."""
+
+    def __init__(self, width=12):
+        super().__init__()
+        self.up = torch.nn.Linear(8, width)
+
+    def forward(self, hidden):
+        return torch.nn.functional.silu(self.up(hidden))
+
+
+def test_a_module_with_names_of_its_own():
+    reference = torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.SiLU())
+    kernels = [Named()] + ([torch.compile(reference, backend="eager"), torch.compile(Named(), backend="eager")] if hasattr(torch, "compile") else [])
+    for kernel in kernels:
+        assert assay.assert_correct(kernel, reference, torch.ones(5, 8), precision="bf16").verdict == "PASS"
+    with pytest.raises(assay.BadInput, match=r"the kernel's parameters are \{'up_weight': \(13, 8\).*expected those of the reference"):
+        assay.assert_correct(Named(13), reference, torch.ones(5, 8), precision="bf16")
+    with pytest.raises(assay.BadInput, match="the kernel has no argument layer_0_weight, expected the parameters of the reference as arguments: layer_0_weight, layer_0_bias"):
+        assay.assert_correct(lambda input: reference(input), reference, torch.ones(5, 8), precision="bf16")
+
+
 def test_without_gradients():
     with torch.no_grad():
         assay.assert_correct(lambda *given: kernel(*given).detach(), reference, EXAMPLE, precision="bf16", gradients=False)
@@ -155,6 +177,7 @@ def rotated(x):
 ALONE = {
     "exp": torch.exp, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "sine": torch.sin, "logsumexp": lambda x: torch.logsumexp(x, -1), "expm1": torch.expm1, "erf": torch.erf,
     "softmax": lambda x: (lambda e: e / e.sum(-1, keepdim=True))(torch.exp(x - x.amax(-1, keepdim=True))), "gelu": lambda x: 0.5 * x * (1 + torch.erf(x / 2**0.5)),
+    "sums": lambda x: torch.addcdiv(x, x, 2 + x.square(), value=0.5) + x.norm(1, -1, True) + x.norm(float("inf"), -1, True) + torch.addmm(x, x[:, :8].mT, x, beta=0.5, alpha=2) + x[0].dot(x[1]),
     "mse": lambda x: ((x[:, :8] - x[:, 8:]) ** 2).mean(), "copies": lambda x: x.repeat_interleave(3, 0).unsqueeze(1).expand(-1, 2, -1), "rotated": rotated,
 }
 
