@@ -4,7 +4,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from typing import Any, Callable, Iterable, Mapping
+from typing import Any, Callable, Mapping
 
 from . import _library as lib
 from ._case import Case
@@ -50,11 +50,13 @@ def assert_correct(kernel: Callable[..., Any], reference: Callable[..., Any], ex
 PROFILES = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
-def case_of_numbers(reference: Callable[..., Any], example: Any, outputs: Iterable[Any], precision: str | None = None, explain: bool = True, **settings: Any) -> Case:
-    """A case of a reference on the numbers of the example, without gradients; its profile is that of the narrowest of these results."""
+def case_of_numbers(reference: Callable[..., Any], example: Any, results: Mapping[str, Any], precision: str | None = None, explain: bool = True,
+                    **settings: Any) -> tuple[Case, dict[str, Any]]:
+    """A case of a reference on the numbers of the example, without gradients, and results of the reference's names by their paths there; the profile is that of the
+    narrowest of these."""
     function, given, weights = as_function(reference, example)
     kinds = {name: str(x.dtype).split(".")[-1] for name, x in given.items() if hasattr(x, "dtype")}
-    widths = [kind for kind in reversed(PROFILES) if kind in [str(x.dtype).split(".")[-1] for x in outputs]]
+    widths = [kind for kind in reversed(PROFILES) if kind in [str(x.dtype).split(".")[-1] for x in results.values()]]
     narrowest = next((kind for kind in reversed(PROFILES) if kind in kinds.values()), "float32")
     keys: dict[str, Any] = {"gradients": "none", "dtype": narrowest, **settings}
     program = trace(function, given, weights=weights, **keys)
@@ -64,7 +66,8 @@ def case_of_numbers(reference: Callable[..., Any], example: Any, outputs: Iterab
     types = {path: kinds[path.split("/")[1]] for path in paths if kinds[path.split("/")[1]] in PROFILES}
     profile = precision or (PROFILES[widths[0]] if widths else None)
     own_alone = {"profiles": [profile]} if profile in PROFILES.values() else {}  # no others' error scales, which take time
-    return program.case(profile, cache="", inputs=own, explain=explain, **own_alone, dtypes={path: kind for path, kind in types.items() if kind != narrowest})
+    made = program.case(profile, cache="", inputs=own, explain=explain, **own_alone, dtypes={path: kind for path, kind in types.items() if kind != narrowest})
+    return made, {program.path_of(name): x for name, x in results.items()}
 
 
 def assert_close(actual: Any, case: Case | str | os.PathLike[str], path: str = "outputs/y", *, precision: str | None = None) -> Report:

@@ -223,7 +223,12 @@ def gdn(name: str, given: Mapping[str, Any]) -> Iterator[Row]:
         if slots is None:
             shape = (given["v"].shape[0] if starts is None else len(starts) - 1, given["v"].shape[-2], *[given["v"].shape[-1], given["q"].shape[-1]][:: 1 if turned else -1])
             where = {**where, "new_state": ("outputs/state", shape), "final_state": ("outputs/state", shape)}
-        yield Row(functools.partial(case_of_numbers, functools.partial(function, turned), numbers, [], types={} if slots is not None else {"state": "float32"}), where)
+
+        def open_at(precision: str, turned: bool = turned, **keywords: Any) -> Case:
+            types = {} if slots is not None else {"state": "float32"}
+            return case_of_numbers(functools.partial(function, turned), numbers, {}, precision, types=types, **keywords)[0]
+
+        yield Row(open_at, where)
 
 
 FAMILIES: dict[str, Callable[[str, Mapping[str, Any]], Iterator[Row]]] = {

@@ -25,8 +25,8 @@ def verdict(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, An
         return op(*own, **keywords)
 
     function.__name__ = str(getattr(op, "__name__", "operator")).replace(".", "_")
-    results = {f"outputs/{name}": x for name, x in named(function, result).items()}
-    return case_of_numbers(function, example, results.values(), precision).judge(results, gradients=False).verdict == "PASS"
+    case, results = case_of_numbers(function, example, named(function, result), precision)
+    return case.judge(results, gradients=False).verdict == "PASS"
 
 
 @contextlib.contextmanager

@@ -199,12 +199,11 @@ def traced(definition: Mapping[str, Any], given: Mapping[str, Any], expected: Ma
         return outputs_of(definition, source(**{**given, **own}))
 
     function.__name__ = definition["name"]
-    case = case_of_numbers(function, floats, [], precision, explain=explain)
-    lacking = [name for name in expected if f"outputs/{name}" not in case.expected]
-    choices = [path for path in case.expected if re.fullmatch("routing/.*/top_k", path)]  # whole numbers that are chosen
-    if len(lacking) != len(choices):
-        raise lib.BadInput(f"{definition['name']}: its results {', '.join(expected)} have {len(lacking)} choices, and its program {len(choices)}")
-    paths = {**{name: f"outputs/{name}" for name in expected}, **dict(zip(lacking, choices))}
+    case, placed = case_of_numbers(function, floats, expected, precision, explain=explain)
+    paths = dict(zip(expected, placed))
+    lacking = [name for name, path in paths.items() if path not in case.expected]
+    if lacking:
+        raise lib.BadInput(f"{definition['name']}: its program has no result {', '.join(lacking)}")
     empty = {name: x == float("-inf") for name, x in expected.items()}
 
     def place(results: Mapping[str, Any]) -> dict[str, Any]:

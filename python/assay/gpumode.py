@@ -16,8 +16,8 @@ def make_match(ref_kernel: Callable[..., Any], *, precision: "str | None" = None
 
     def check_implementation(data: Any, output: Any) -> "tuple[bool, str]":
         try:
-            results = {f"outputs/{name}": x for name, x in named(ref_kernel, output).items()}
-            report = case_of_numbers(ref_kernel, {argument: data}, results.values(), precision, **settings).judge(results, gradients=False)
+            case, results = case_of_numbers(ref_kernel, {argument: data}, named(ref_kernel, output), precision, **settings)
+            report = case.judge(results, gradients=False)
         except lib.BadInput as why:
             return False, f"not judged: {why}"
         return report.verdict == "PASS", "" if report.verdict == "PASS" else f"{report.verdict}: {report.message}"
