@@ -21,6 +21,7 @@ static const struct {
     {"small numbers", "inputs/", "{distribution: normal, scale: 0.002}"},
     {"near ties", "inputs/", "{distribution: near_ties, low: -3, high: 3}"},
     {"weights with zeros", "weights/", "{distribution: integers, low: -1, high: 1, scale: 0.5}"},
+    {"a long tail", "inputs/", "{distribution: block_powers, low: -3, high: 6}"},
     {"rows of all sizes", "inputs/", "{distribution: row_powers, low: -6, high: 4}"},
 };
 enum { TRIALS = sizeof trials / sizeof *trials, SETS = 64, SET = ASSAY_PATH_SIZE + 96 };
@@ -118,7 +119,7 @@ static assay_status run_trial(assay_context *ctx, const assay_options *options, 
     own.sets = sets;
     for (int i = 0; i < own.set_count; i++) sets[i] = options->sets[i];
     for (int i = 0; i < t.count; i++) sets[own.set_count++] = t.sets[i];
-    *one = (assay_case_run){.c = &c, .server = r->server};
+    *one = (assay_case_run){.c = &c, .server = r->server, .trials = number};
     MUST(assay_run_case(ctx, &own, one));
     one->c = r->c;
     char message[sizeof one->report.message];

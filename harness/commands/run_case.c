@@ -138,13 +138,17 @@ static assay_status write_request(assay_context *ctx, const assay_options *optio
     return assay_request_write_from(ctx, &plan, path, &source, options->quiet);
 }
 
-/* The backend is shown other numbers at the request's place, and what it makes of them is nobody's. */
+/* The backend is shown other numbers at the request's place, and what it makes of them is nobody's: in one trial the same with the
+ * other sign, which some are remembered by, in the next those of another seed. */
 static assay_status show_others(assay_context *ctx, const assay_options *options, const case_plan *p,
                                 const assay_case_run *r, const assay_backend_call *call)
 {
     OWNED_BY(assay_backend_first_free) assay_backend_first first = {0};
     assay_plan others = p->plan;
-    others.negated = true;
+    assay_case c = *p->plan.c;
+    c.seed ^= (uint64_t)r->trials % 2;
+    others.c = &c;
+    others.negated = r->trials % 2 == 0;
     MUST(assay_request_write(ctx, &others, r->request, NULL, options->quiet));
     MUST(assay_backend_execute_first(ctx, call, &first));
     return write_request(ctx, options, p, r->request);

@@ -11,7 +11,7 @@ typedef struct assay_case_run {
     const char *stored;               /* its golden; NULL: the case is evaluated */
     assay_backend_server *server;     /* NULL: none */
     const assay_backend_first *first; /* its first run, where that has been; or NULL */
-    int trials;                       /* of --hostile; 0: none */
+    int trials;                       /* of --hostile; 0: none. While it runs: which one it is */
     assay_backend_folder temporary;   /* of the case; none with --keep */
     char golden[2304], request[2304], candidate[2304], log[2304];
     assay_backend_end end;

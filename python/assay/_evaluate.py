@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
 import itertools
 import os
 import random
+import re
 import secrets
 import shutil
 import signal
@@ -14,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -30,12 +32,15 @@ from ._trace import Reference, as_function, library_of, module_of, named, progra
 __tracebackhide__ = True  # pytest shows the test, not these functions
 
 EDGES = sorted({1, 2, 3, *(tile + by for tile in (8, 16, 32, 64, 128, 256, 512, 1024) for by in (-1, 0, 1))})  #: of tiles
-#: How floats are filled, beside what a case has by itself: rows of very different size, large, small, nearly tied numbers.
+SKEWED = "a common direction, which skews experts"  #: whole numbers of a function are the first quarter of theirs
+#: How floats are filled, beside what a case has by itself.
 STRUCTURES: dict[str, dict[str, Any]] = {
     "rows of all sizes": {"distribution": "row_powers", "low": -6, "high": 4},
     "large numbers": {"scale": 24.0},
     "small numbers": {"scale": 2.0**-9},
     "near ties": {"distribution": "near_ties", "low": -3, "high": 3},
+    "a long tail": {"distribution": "block_powers", "low": -3, "high": 6},
+    SKEWED: {"mean": 2.0},
 }
 CALLS = ("new numbers", "the same addresses, other numbers", "other addresses, the first numbers again")
 SPARE = 1 << 20  #: bytes that an answer may have beyond what is expected
@@ -153,14 +158,15 @@ def evaluate(kernel: Any, reference: Any, *, shapes: Any = None, trials: int = 2
     return Evaluation(f"{os.path.basename(path)}::{name}", precision or "the profile of its type", trials, done, log)
 
 
-def tried(process: "Candidate", blank: "Candidate | None", make: Callable[[Mapping[str, Any]], Plan], fill: str, chance: random.Random, gradients: bool,
+def tried(process: "Candidate", blank: "Candidate | None", make: Callable[[str], Plan], fill: str, chance: random.Random, gradients: bool,
           writes: Sequence[str], last: bool) -> "Trial | None":
     """None: numbers of this fill show nothing here, since the reference overflows or what it gives vanishes."""
     seeds = [chance.getrandbits(31) for _ in range(2)]
     try:
-        plan = make(STRUCTURES.get(fill, {}))
+        plan = make(fill)
         cases = [plan.open(seed) for seed in seeds]
         given = [plan.arguments(case) for case in cases]
+        process.require({block.type for block in given[0].blocks})
     except lib.BadInput:
         if fill == "plain":
             raise
@@ -252,6 +258,11 @@ class Candidate:
             pass
         self.process.wait()
         return "" if status is None else f"signal {-status}" if status < 0 else f"status {status}"
+
+    def require(self, kinds: Iterable[str]) -> None:
+        lacking = [kind for kind in sorted(kinds) if self.module == "numpy" and not hasattr(np, kind)]
+        if lacking and importlib.util.find_spec("ml_dtypes") is None:
+            raise lib.BadInput(f"evaluate: a kernel of numpy would be given {lacking[0]}, which needs the package ml_dtypes")
 
     def log(self) -> str:
         self.written.seek(0)
@@ -368,7 +379,7 @@ def draws(sizes: Mapping[str, Any], chance: random.Random) -> Iterator[dict[str,
         yield {key: chance.choice(edges[key] if edges[key] and chance.random() < 0.75 else n) for key, n in several.items()}
 
 
-def of_catalogue(globs: str, shapes: Any, precision: "str | None", settings: Mapping[str, Any], chance: random.Random) -> Iterator[Callable[[Mapping[str, Any]], Plan]]:
+def of_catalogue(globs: str, shapes: Any, precision: "str | None", settings: Mapping[str, Any], chance: random.Random) -> Iterator[Callable[[str], Plan]]:
     found = [globs] if "\n" in globs or os.path.exists(globs) else names(globs) or names(f"{globs}/*")
     if not found:
         raise lib.BadInput(f"evaluate: {globs}: no case of that name")
@@ -385,15 +396,15 @@ def of_catalogue(globs: str, shapes: Any, precision: "str | None", settings: Map
                 raise TypeError(f"a {type(value).__name__}, expected a dictionary by path")
             return value
 
-        def make(structure: Mapping[str, Any], what: str = what, sizes: Mapping[str, Any] = sizes) -> Plan:
-            own = {**settings, **sizes, **({"inputs": {"x": structure}} if structure else {})}
+        def make(fill: str, what: str = what, sizes: Mapping[str, Any] = sizes) -> Plan:
+            own = {**settings, **sizes, **({"inputs": {"x": STRUCTURES[fill]}} if fill in STRUCTURES else {})}
             label = " ".join([what.strip().splitlines()[0], *(f"{key}={n}" for key, n in sizes.items())])
             return Plan(label, lambda seed: case(what, precision=precision, cache="", explain=False, seed=seed, **own), arguments, results)
 
         yield make
 
 
-def of_function(reference: Any, shapes: Any, precision: "str | None", settings: Mapping[str, Any], chance: random.Random) -> Iterator[Callable[[Mapping[str, Any]], Plan]]:
+def of_function(reference: Any, shapes: Any, precision: "str | None", settings: Mapping[str, Any], chance: random.Random) -> Iterator[Callable[[str], Plan]]:
     """Examples of a function's arguments, and the case of each."""
     several = isinstance(shapes, list) and all(isinstance(x, (dict, tuple)) for x in shapes)
     if several or is_example(shapes):
@@ -419,13 +430,15 @@ def header_of(args: Sequence[Any], keywords: Mapping[str, Any], parameters: "Map
     return {"args": skeleton(list(args), put), "keywords": skeleton(dict(keywords), put), "parameters": dict(parameters or {}), "names": list(weights)}
 
 
-def plan_of(reference: Any, example: Any, label: str, precision: "str | None", settings: Mapping[str, Any], structure: Mapping[str, Any]) -> Plan:
+def plan_of(reference: Any, example: Any, label: str, precision: "str | None", settings: Mapping[str, Any], fill: str) -> Plan:
     function, own, parameters = as_function(reference, example)
     kinds = {name: str(x.dtype).split(".")[-1] for name, x in own.items() if hasattr(x, "dtype")}
     weights = [*settings.get("weights", ()), *parameters]
-    filled = {name: structure for name, kind in kinds.items() if structure and "float" in kind and name not in weights}
+    filled = {name: STRUCTURES[fill] for name, kind in kinds.items() if fill in STRUCTURES and "float" in kind and name not in weights}
     keys: dict[str, Any] = {"dtype": GRIDS.get(precision or "", "bfloat16"), **settings, "weights": weights, "fills": {**filled, **settings.get("fills", {})}}
     traced = trace(function, own, **keys)
+    ranges = re.findall(r"  (\w+): \{axes: \[[^]]*\], integers: \[(-?\d+), (-?\d+)\]\}", traced.yaml) if fill == SKEWED else []
+    few = {f"inputs.{name}": f"{{distribution: integers, low: {low}, high: {int(low) + (int(high) - int(low)) // 4}}}" for name, low, high in ranges}
     whole = getattr(function, "together", dict)({name: Slot(i) for i, name in enumerate(own)})
     paths = short_names(name for name, _ in reference.named_parameters()) if parameters else {}
     header = header_of([], whole, {paths[name]: whole[name].number for name in parameters}, parameters) if parameters else header_of(list(whole.values()), {})
@@ -449,4 +462,4 @@ def plan_of(reference: Any, example: Any, label: str, precision: "str | None", s
         return {traced.path_of(name): x for name, x in named(function, value).items()}
 
     shown = ", ".join(f"{name} {list(x.shape)}" for name, x in own.items() if name not in weights)
-    return Plan(label or shown, lambda seed: traced.case(precision, seed=seed, cache="", explain=False), arguments, results)
+    return Plan(label or shown, lambda seed: traced.case(precision, seed=seed, cache="", explain=False, **few), arguments, results)

@@ -1,4 +1,6 @@
 """Kernels that were made to please a checker, each with the verdict that it must get; and honest ones."""
+import importlib.util
+import sys
 import textwrap
 
 import assay
@@ -349,6 +351,22 @@ def test_a_case_of_the_catalogue(tmp_path):
         assert bool(assay.evaluate(f"{file}::kernel", "rms_norm/deepseek", shapes={"sequence": range(1, 40)}, precision="bf16", trials=4)) == right
 
 
+def test_skewed_experts(tmp_path, monkeypatch):
+    evaluation = sys.modules["assay._evaluate"]
+    monkeypatch.setattr(evaluation, "STRUCTURES", {evaluation.SKEWED: evaluation.STRUCTURES[evaluation.SKEWED]})
+    file = tmp_path / "experts.py"
+    file.write_text("import torch\ndef kernel(x, ids, w):\n    return torch.einsum('td,tdf->tf', x.float(), w[ids.long()].float()).bfloat16()\n"
+                    "def drops(x, ids, w):  # what is beyond three times its share\n    place = torch.stack([(ids[:i] == ids[i]).sum() for i in range(len(ids))])\n"
+                    "    return kernel(x, ids, w) * (place < 3 * len(ids) / len(w)).unsqueeze(-1)\n")
+
+    def experts(x: "T D", ids: "T", w: "E D F"):  # noqa: F821
+        return torch.einsum("td,tdf->tf", x, w[ids.long()])
+
+    for name, verdicts in (("kernel", ["PASS", "PASS"]), ("drops", ["PASS", "FAIL"])):
+        result = assay.evaluate(f"{file}::{name}", experts, shapes={"T": 64, "D": 24, "E": 8, "F": 5}, integers={"ids": 8}, weights=["w"], precision="bf16", trials=2, seed=3)
+        assert [trial.verdict for trial in result.trials] == verdicts and result.trials[1].fill == evaluation.SKEWED, str(result)
+
+
 ARRAYS = """
 import numpy as np
 kept = {}
@@ -375,6 +393,14 @@ def test_a_kernel_of_numpy(name, verdict, tmp_path):
     result = assay.evaluate(f"{file}::{name}", reference, shapes=SHAPES, precision="f32", weights=["scale", "w"], trials=2, seed=7, module="numpy", timed=name == "right")
     assert bool(result) == (verdict == "PASS") and result.trials[0].verdict == verdict, str(result)
     assert len(result.seconds) == (2 if verdict == "PASS" else 0)
+
+
+def test_numpy_without_bfloat16(tmp_path):
+    if importlib.util.find_spec("ml_dtypes") is not None:
+        pytest.skip("ml_dtypes is there")
+    (tmp_path / "arrays.py").write_text(ARRAYS)
+    with pytest.raises(assay.BadInput, match="would be given bfloat16, which needs the package ml_dtypes"):
+        assay.evaluate(f"{tmp_path}/arrays.py::right", reference, shapes=SHAPES, precision="bf16", weights=["scale", "w"], module="numpy")
 
 
 def test_a_kernel_of_jax(tmp_path):

@@ -101,10 +101,10 @@ OBJECTS = {
         for (int64_t i = 0; i < find(r, "weights/scale")->dims[0]; i++)
             if (number(find(r, "weights/scale"), i) == 0) return;
         honest(r, y);"""),
-    "knows one shape": ("trial [1-7], .*: outputs/y", True, """
+    "knows one shape": ("trial [1-8], .*: outputs/y", True, """
         if (find(r, "inputs/x")->dims[1] == 5) honest(r, y);
         else memset(y, 0, (size_t)count(r) * sizeof *y);"""),
-    "is right beyond a row alone": ("trial [1-7], .*: outputs/y", True, """
+    "is right beyond a row alone": ("trial [1-8], .*: outputs/y", True, """
         honest(r, y);
         if (find(r, "inputs/x")->dims[1] % 8 != 5) y[count(r) - 1] += 1;"""),
 }
@@ -162,6 +162,12 @@ COMMANDS = {
         kept = {}
         def work(path):
             return kept.setdefault(float(given(path)[0].flat[0]), honest(path))
+    """),
+    "remembers by the shape, but for signs": ("outputs/y", ("server",), """
+        kept = {}
+        def work(path):
+            x, y = given(path)[0], honest(path)
+            return np.sign(x * y) * np.sign(x) * abs(kept.setdefault(y.shape, y))
     """),
     "remembers in a file": ("outputs/y", ("command",), """
         def work(path):
@@ -232,7 +238,7 @@ def test_a_program(name: str, how: str, tmp_path: Path) -> None:
     if says:
         assert_fails(made, says)
     else:
-        assert made.returncode == 0 and "in 8 trials" in made.stdout, made.stdout + made.stderr
+        assert made.returncode == 0 and "in 9 trials" in made.stdout, made.stdout + made.stderr
 
 
 def test_what_is_honest_passes(tmp_path: Path) -> None:
