@@ -151,6 +151,7 @@ class Tracer:
         self.rows_of: dict[int, int] = {}  #: how many there are of what an argument counts
         self.counted: dict[int, tuple[Value, Axis]] = {}  #: of numbers that say how often there is each, what they count
         self.group_sizes: set[int] = set()  #: arguments whose sum has a bound: they are as in the example
+        self.distinct: dict[int, int] = {}  #: arguments whose rows hold each number once; of indices, how many there are of what they count
         self.steps: list[Step] = []
         self.tensors: list[list[Axis]] = []  #: axes that must stay apart
         self.choices: dict[str, Value] = {}  #: results of the function that are choices
@@ -277,21 +278,19 @@ class Tracer:
         however few numbers it has."""
         if array.size and (array == array.flat[0]).all():
             return self.number(float(array.flat[0])).seen([()] * array.ndim)
-        whole = array.dtype.kind in "biu" or (not what and np.isfinite(array).all() and (array == np.rint(array)).all() and np.abs(array).max() < 2**31)
+        whole = not what and is_whole(array)
         levels = np.unique(array) if not whole and not what and not row else np.zeros(0)
         if len(levels) == 2 and array.ndim > 1 and levels[1] < np.inf:  # a mask that is added
             return self.where(self.constant(array == levels[1]), self.number(float(levels[1])), self.number(max(float(levels[0]), FAR)))
-        if not whole and (what or array.size > (MOST if array.size == max(array.shape) else FEW) or not np.isfinite(array).all()):
-            raise lib.BadInput(what or f"a tensor {list(array.shape)} that is none of the function's arguments: give it as one")
+        if not whole and (what or array.size > MOST or not np.isfinite(array).all()):
+            raise lib.BadInput(what or f"a tensor {list(array.shape)} that is none of the function's arguments: {array.size} numbers, expected at most {MOST} finite ones, or an argument")
         if not whole and array.size <= FEW and not row:
             parts = [self.ordered(self.number(float(x)), [self.fresh(1)]) for x in array.flat]
             return self.reshape(self.concatenate(parts, 0), array.shape)
         if whole and array.dtype.kind == "f":
             return self.numbers(self.constant(array.astype(np.int64)))
         array = array.astype(np.int64 if whole else np.float64)
-        for i in range(array.ndim):  # without what is only repeated
-            if (array == array.take([0], i)).all():
-                array = array.take([0], i)
+        array = unrepeated(array)
         shape = [n for n in array.shape if n > 1]
         if array.size > FEW and whole and len(shape) > 1 and not anew and 0 <= array.min() and array.max() <= 1:
             band = (self.band(array.reshape(shape)) if len(shape) == 2 else None) or self.intervals(array.reshape(shape))
@@ -305,11 +304,11 @@ class Tracer:
         if whole and len(shape) == 1 and (array.reshape(-1) == np.arange(shape[0])).all():
             made = next((v for v in self.places if not anew and size_of(v.dims[0]) == shape[0]), None) or self.iota(shape[0])
             return made.seen([made.dims[0] if n > 1 else () for n in array.shape])
-        for values, before in self.constants:
-            if not anew and list(values.shape) == shape and (values == array.reshape(shape)).all():
+        stem = "frequencies" if row else "constant"
+        for called, (values, before) in zip(self.called, self.constants) if whole or row else ():
+            if not anew and called.startswith(stem) and list(values.shape) == shape and (values == array.reshape(shape)).all():
                 axes = iter(before.axes)
                 return before.seen([(next(axes),) if n > 1 else () for n in array.shape])
-        stem = "frequencies" if row else "constant"
         name = next(n for n in (f"{stem}{i or ''}" for i in itertools.count()) if all(path != "inputs/" + n for path, _, _ in self.inputs))
         number = len(self.constants)
         self.called.append(name)
@@ -318,7 +317,8 @@ class Tracer:
         made.truth, made.low, made.text, made.flows = bool(truth and whole), int(array.min()), lambda: self.called[number], False
         self.constants.append((array.reshape(shape), made))
         axes = iter(made.axes)
-        return made.seen([(next(axes),) if n > 1 else () for n in array.shape])
+        seen = made.seen([(next(axes),) if n > 1 else () for n in array.shape])
+        return seen if whole or row else self.together("mul", [seen, self.number(1)])  # a kernel may store it in its type
 
     def iota(self, size: int) -> Value:
         axis = self.fresh(size)
@@ -476,6 +476,44 @@ class Tracer:
         made.truth = True
         return made
 
+    def written_at(self, x: Value, place: int, index: Value, given: Value, adds: bool) -> Value:
+        """x with other numbers, or more, where indices of one dimension say, in whose place those of the index are."""
+        size = size_of(x.dims[place])
+        front = self.ordered(x, [x.dims[place], *x.dims[:place], *x.dims[place + 1 :]])
+        rest, rank = front.dims[1:], len(index.dims)
+        given = given.seen([()] * (rank + len(rest) - len(given.dims)) + list(given.dims))
+        own = [given.dims[place : place + rank], given.dims[:place] + given.dims[place + rank :]]
+        given = given.seen(given.dims) if not given.axes else self.ordered(given, [d for part in own for d in part])
+        given = given if given.axes else given.seen([*own[0], *own[1]])
+        for i, d in enumerate([*index.dims, *rest]):
+            if given.dims[i] and d:
+                given = self.fit(given, i, d)
+        if not adds and not self.differ(index) and not self.made_distinct(index, size):
+            raise lib.BadInput("an index may stand twice, expected an argument of as many at most, known ones, or those of top_k")
+        if given.number is None:
+            whole = self.ordered(given, [d or e for d, e in zip(given.dims, [*index.dims, *rest])])
+            made = self.scatter_add(whole, index, size)
+        else:
+            made = given.seen([()] * len(front.dims))
+        if adds and given.number is None:
+            made = self.together("add", [front, made]) if front.number != 0 else made
+        elif adds:
+            count = self.scatter_add(given, index, size)
+            made = self.together("add", [front, count.seen([*count.dims, *[()] * len(rest)])])
+        else:
+            hot = self.one_hot(index, rank, Axis(size))
+            found = self.over("max", hot, range(rank), False) if index.axes else hot
+            made = self.where(found.seen([*found.dims, *[()] * len(rest)]), made, front)
+        made = self.ordered(made, [d or e for d, e in zip(made.dims, front.dims)])
+        return self.ordered(made, [*made.dims[1 : place + 1], made.dims[0], *made.dims[place + 1 :]])
+
+    def made_distinct(self, index: Value, rows: int) -> bool:
+        """Whether an argument can be drawn with each index once in a row."""
+        if index.step is not None or not index.integer or len(index.dims) == 0 or size_of(index.axes[-1:]) > rows or size_of(index.dims[-1]) != size_of(index.axes):
+            return False
+        self.distinct[id(index.core)] = rows
+        return True
+
     def one_hot(self, index: Value, place: int, axis: Axis) -> Value:
         """1 where the index along that axis, which is put in its place, is the index's."""
         lone = index.seen([*index.dims[:place], (), *index.dims[place:]])
@@ -611,6 +649,24 @@ class Tracer:
         first = self.constant((np.arange(size_of(axes)) == 0).reshape([-1] + [1] * (len(x.dims) - 1 - place)))
         start = self.where(first, x, self.number(0))
         return self.call("linear_scan", [x, start], x.dims, over=lambda: self.letters(axes))
+
+    def prod(self, x: Value, place: int) -> Value:
+        """The product along a dimension, which stays with one number: of halves, each of which a kernel may store."""
+        size = size_of(x.dims[place])
+        while size > 1:
+            half = size // 2
+            first, second = self.slice(x, place, 0, half), self.slice(x, place, half, 2 * half)
+            rest = [self.slice(x, place, 2 * half, size)] if size % 2 else []
+            x, size = self.concatenate([self.together("mul", [first, second]), *rest], place), half + size % 2
+        return self.renamed(x, [() if i == place else d for i, d in enumerate(x.dims)])
+
+    def up_to(self, step: str, x: Value, place: int, **parameters: Any) -> Value:
+        """The largest, or ln of the sum of e^x, of all up to each."""
+        at = np.arange(size_of(x.dims[place]))
+        x = self.ordered(x, [*(d for i, d in enumerate(x.dims) if i != place), x.dims[place]])
+        shown = self.where(self.constant(at[:, None] >= at), x.seen([*x.dims[:-1], (), x.dims[-1]]), self.number(FAR))
+        made = self.over(step, shown, [len(x.dims)], False, **parameters)
+        return self.ordered(made, [*made.dims[:place], made.dims[-1], *made.dims[place:-1]])
 
     def solved(self, a: Value, b: Value, lower: bool, unit: bool) -> Value:
         """x of a x = b, of a triangular a [.., n, n]: with its diagonal taken out, the sum of the powers of what is left, which are 0 from the n-th on."""
@@ -757,6 +813,7 @@ class Tracer:
         if not x.dims[-1]:  # the best of one
             return self.number(0).seen([()] * len(x.dims))
         whole, part = x.dims[-1][0], Axis(count)
+        self.sorts(x)
         made = self.call("top_k", [x], [*x.dims[:-1], (part,)], lambda: f"{self.letters([whole])}->{self.letters([part])}")
         self.steps[-1].alone = made.integer = True
         return made
@@ -849,8 +906,22 @@ class Tracer:
         return f"[{min(least, 0) if rows else least}, {most}]"
 
     def fill_of(self, v: Value, integers: "np.ndarray[Any, Any] | str | None", fill: Mapping[str, Any]) -> Mapping[str, Any]:
-        given = isinstance(integers, np.ndarray) and id(v.core) in self.group_sizes and not fill
-        return {"values": integers.ravel().tolist()} if given and isinstance(integers, np.ndarray) else fill
+        if fill or isinstance(integers, str):
+            return fill
+        if integers is not None and id(v.core) in self.group_sizes:
+            return {"values": integers.ravel().tolist()}
+        if id(v.core) not in self.distinct:
+            return {}
+        if integers is not None:
+            return {"distribution": "experts", "high": self.distinct[id(v.core)] - 1}
+        return {"values": distinct_rows([a.root().size for a in v.axes])}
+
+    def sorts(self, x: Value) -> None:
+        """Equal numbers of a row may come out in either order, each with the other's gradient: so those of an argument are drawn as different ones."""
+        while x.step is not None and x.step.base in ("neg", "reshape", "rearrange", "mul", "add", "sub", "float"):
+            x = next((v for v in x.step.reads if v.number is None), x.step.reads[0])
+        if x.step is None and x.flows and x.axes and MOST >= size_of(x.axes):
+            self.distinct[id(x.core)] = 0
 
     def note(self, v: Value, fill: Mapping[str, Any]) -> str:
         over = [n for n in self.compared.get(id(v.core), ()) if n < 0 and not fill]
@@ -872,7 +943,7 @@ class Tracer:
 
     def scattered(self, x: Value, index: Value, given: Value, size: int, adds: bool) -> Value:
         """x with numbers at the indices of its last dimension, which are different ones of a row."""
-        if given.number is None and not adds and not self.differ(index):
+        if given.number is None and not adds and not self.differ(index) and not self.made_distinct(index, size):
             raise lib.BadInput("an index may stand twice in a row, expected the indices of top_k")
         last = len(index.dims) - 1
         axis = x.dims[-1][0] if x.dims and len(x.dims[-1]) == 1 else Axis(size)
@@ -1113,10 +1184,11 @@ class Tracer:
     def put_constants(self, outputs: Sequence[tuple[str, Value]]) -> None:
         """Those that are read have the first names."""
         read = {id(v.core) for v in [*(v for s in self.steps for v in s.reads), *(v for _, v in outputs)]}
-        names, free = list(self.called), iter(list(self.called))
+        names = list(self.called)
+        free = {stem: iter([name for name in names if name.startswith(stem)]) for stem in ("constant", "frequencies")}
         for number, (_, value) in enumerate(self.constants):
             if id(value.core) in read:
-                self.called[number] = next(free)
+                self.called[number] = next(free["frequencies" if names[number].startswith("f") else "constant"])
         paths = {"inputs/" + name: number for number, name in enumerate(names)}
         self.inputs = [(path if path not in paths else "inputs/" + self.called[paths[path]], v, i) for path, v, i in self.inputs
                        if path not in paths or id(self.constants[paths[path]][1].core) in read]
@@ -1215,6 +1287,33 @@ class Tracer:
         places.update({len(lines) + 2 + i: value.step.place for i, (_, value) in enumerate(outputs) if value.step is not None})
         lines += ["outputs:"] + [f"  {name}: {quoted(text)}" for name, text in results.items()]
         return lines, [step.name for step in kept if step in within], places
+
+
+def distinct_rows(shape: Sequence[int]) -> list[float]:
+    """Numbers as normal ones of which bfloat16 has each: of up to 2240 in a row none stands twice."""
+    draw = np.random.default_rng(list(shape))
+    bits = np.arange(0x3C00, 0x4060, dtype=np.uint32)  # from 2^-7 to 3.5
+    sizes = (bits << 16).view(np.float32).astype(np.float64)
+    weights = np.exp(-sizes * sizes / 2) * np.gradient(sizes)
+    grid, share = np.concatenate([sizes, -sizes]), np.concatenate([weights, weights]) / (2 * weights.sum())
+    rows = [draw.choice(grid, shape[-1], shape[-1] > len(grid), share) for _ in range(math.prod(shape[:-1]))]
+    return [float(x) for x in np.concatenate(rows)]
+
+
+def unrepeated(array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    for i in range(array.ndim):
+        if (array == array.take([0], i)).all():
+            array = array.take([0], i)
+    return array
+
+
+def is_whole(array: "np.ndarray[Any, Any]") -> bool:
+    return array.dtype.kind in "biu" or bool(np.isfinite(array).all() and (array == np.rint(array)).all() and np.abs(array).max() < 2**31)
+
+
+def is_table(array: "np.ndarray[Any, Any]") -> bool:
+    """Whether a constant is data of the program: neither a few numbers, nor whole ones, nor a mask that is added."""
+    return array.size > FEW and array.dtype.kind == "f" and not is_whole(array) and len(np.unique(array)) > 2
 
 
 def size_of(dim: Sequence[Axis]) -> int:
@@ -1765,7 +1864,7 @@ def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] 
 
     rounds = any(step.base == "cast" for step in tracer.steps)
     if check and not tracer.stands_alone:
-        evaluate = functools.partial(framework.evaluate, casts=True) if rounds else framework.evaluate
+        evaluate = functools.partial(framework.evaluate, casts=rounds, **({"tables": {np.sort(array, None).tobytes() for array in tracer.floats.values()}} if library == "torch" else {}))
         rounded = {f"outputs/{name}": functools.partial(framework.rounded, type=type) for name, type in tracer.types.items() if rounds}
         try:
             held(evaluate, function, example, program({key: settings[key] for key in ("seed", "gradients", "dtypes") if key in settings}), rounded)

@@ -172,8 +172,7 @@ class Walk:
             raise lib.BadInput("indices that are put together")
         if isinstance(x, Value):
             return x
-        turns = f"cosines or sines {list(x.shape)} that are in no rotation with frequencies theta^(-2i/R): give them as an argument"
-        return self.t.constant(shortest(x), turns if id(x) in self.turns else "")
+        return self.t.constant(shortest(x))
 
     def whole(self, x: Known, var: Any) -> Value:
         """With an axis for each dimension that repeats."""
@@ -325,6 +324,21 @@ class Walk:
 
     def on_cumsum(self, eqn: Any, given: Sequence[Known], axis: int) -> Value:
         return self.t.along("cumsum", self.whole(given[0], eqn.invars[0]), axis)
+
+    def on_cummax(self, eqn: Any, given: Sequence[Known], axis: int) -> Value:
+        return self.t.up_to("max", self.whole(given[0], eqn.invars[0]), axis)
+
+    def on_cummin(self, eqn: Any, given: Sequence[Known], axis: int) -> Value:
+        return self.t.map("neg", self.t.up_to("max", self.t.map("neg", self.whole(given[0], eqn.invars[0])), axis))
+
+    def on_cumlogsumexp(self, eqn: Any, given: Sequence[Known], axis: int) -> Value:
+        return self.t.up_to("logsumexp", self.whole(given[0], eqn.invars[0]), axis, unfused=True)
+
+    def on_reduce_prod(self, eqn: Any, given: Sequence[Known], axes: Sequence[int]) -> Value:
+        x = self.whole(given[0], eqn.invars[0])
+        for place in axes:
+            x = self.t.prod(x, place)
+        return x.seen([d for i, d in enumerate(x.dims) if i not in axes])
 
     def on_cumprod(self, eqn: Any, given: Sequence[Known], axis: int) -> Value:
         return self.t.cumprod(self.whole(given[0], eqn.invars[0]), axis)
@@ -565,9 +579,20 @@ class Walk:
         n, shape, index = dimension_numbers, eqn.invars[0].aval.shape, given[1]
         row = (tuple(n.inserted_window_dims), tuple(n.scatter_dims_to_operand_dims), tuple(n.update_window_dims)) == ((0,), (0,), tuple(range(len(shape) - 1)))
         if not row or not isinstance(index, np.ndarray) or index.size != 1 or n.operand_batching_dims:
-            raise lib.BadInput("rows that are written where computed indices say")
+            return self.written(eqn, given, n, False)
         new = self.whole(given[2], eqn.invars[2])
         return self.t.written(self.whole(given[0], eqn.invars[0]), shape, 0, int(index.flat[0]), new.seen([(), *new.dims]))
+
+    def written(self, eqn: Any, given: Sequence[Known], n: Any, adds: bool) -> Value:
+        """Where indices of one dimension say."""
+        place, rank, many = tuple(n.inserted_window_dims), len(eqn.invars[0].aval.shape), len(eqn.invars[2].aval.shape)
+        if len(place) != 1 or tuple(n.scatter_dims_to_operand_dims) != place or n.operand_batching_dims or len(n.update_window_dims) != rank - 1:
+            raise lib.BadInput("expected indices of one dimension")
+        index, new = self.whole(given[1], eqn.invars[1]), self.whole(self.t.numbers(self.of(given[2])), eqn.invars[2])
+        index = index.seen(index.dims[:-1])
+        window = list(n.update_window_dims)  # in the place of the dimension are those of the index
+        order = [*window[: place[0]], *(i for i in range(many) if i not in window), *window[place[0] :]]
+        return self.t.written_at(self.whole(given[0], eqn.invars[0]), place[0], index, self.t.ordered(new, [new.dims[i] for i in order]) if new.axes else new, adds)
 
     def on_scatter_add(self, eqn: Any, given: Sequence[Known], dimension_numbers: Any) -> Value:
         n, shape = dimension_numbers, eqn.invars[0].aval.shape
@@ -575,7 +600,7 @@ class Walk:
         index = index.seen(index.dims[:-1])
         last = tuple(range(len(index.dims), len(eqn.invars[2].aval.shape)))
         if tuple(n.inserted_window_dims) != (0,) or tuple(n.scatter_dims_to_operand_dims) != (0,) or tuple(n.update_window_dims) != last or n.operand_batching_dims:
-            raise lib.BadInput("expected indices of the first dimension alone")
+            return self.written(eqn, given, n, True)
         x, rows = self.of(given[0]), self.t.numbers(self.of(given[2]))
         made = self.t.scatter_add(rows if rows.number is not None and len(shape) == 1 else self.whole(rows, eqn.invars[2]), index, shape[0])
         return made if x.number == 0 else self.t.together("add", [x, made])

@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 import sys
+from typing import AbstractSet as Set
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _library as lib
-from ._trace import RECORDERS, Axis, Guard, Origin, Tracer, Value, named, place_of, shape_of, short_names, shortest, size_of
+from ._trace import RECORDERS, Axis, Guard, Origin, Tracer, Value, is_table, named, place_of, shape_of, short_names, shortest, size_of, unrepeated
 from ._trace_rope import Operand, Turn, Turns
 
 CONSTANTS = ("empty_like", "new_empty", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "arange")
@@ -202,7 +203,8 @@ class Recorder(TorchDispatchMode):
                 raise lib.BadInput(DRAWN)
             if x.grad_fn is not None and id(x) not in self.own:
                 raise lib.BadInput(f"a tensor {list(x.shape)} that is computed where trace does not see it: in another thread, or before")
-            made = self.t.constant(self.constant_of(x), self.unknown(x))
+            array = shortest(x.detach().cpu().numpy()) if x.dtype == torch.float32 else self.constant_of(x)
+            made = self.t.constant(array if is_table(array) else self.constant_of(x), self.unknown(x))  # a table is as the function has it
         except lib.BadInput as why:  # which is said where an output needs it: it may be a table of cosines
             return self.t.nowhere(self.operator, (), [() if n == 1 else (Axis(n),) for n in x.shape], str(why))
         self.bind(x, made)
@@ -219,8 +221,6 @@ class Recorder(TorchDispatchMode):
             return DRAWN
         if x.requires_grad:
             return f"a parameter {list(x.shape)} of a module, which is none of the function's arguments: torch.func.functional_call makes it one"
-        if id(x) in self.turns:
-            return f"cosines or sines {list(x.shape)} that are in no rotation with frequencies theta^(-2i/R): give them as an argument"
         return ""
 
     def numbers(self, x: Any) -> Value:
@@ -545,12 +545,49 @@ class Recorder(TorchDispatchMode):
         each = self.t.together("sub", [self.t.map("softplus", self.of(x)), self.t.together("mul", [self.of(x), self.numbers(y)])])
         return self.reduced(each if weight is None else self.t.together("mul", [each, self.of(weight)]), reduction)
 
-    def on_prod(self, out: Any, x: Any, place: Any = None, keepdim: bool = False) -> Value:
-        v = self.of(x) if place is not None else self.t.reshape(self.of(x), [x.numel()])
-        place = 0 if place is None else place % x.dim()
-        made = self.t.slice(self.t.cumprod(v, place), place, size_of(v.dims[place]) - 1, size_of(v.dims[place]))
-        made = self.t.renamed(made, [() if i == place else d for i, d in enumerate(made.dims)])
-        return made if keepdim else made.seen([d for i, d in enumerate(made.dims) if i != place])
+    def on_prod(self, out: Any, x: Any, place: Any = None, _keepdim: bool = False) -> Value:
+        v = self.full(x) if place is not None else self.t.reshape(self.full(x), [x.numel()])
+        made = self.t.prod(v, (place or 0) % len(v.dims))
+        return self.t.reshape(made, out.shape)
+
+    def on_hypot(self, out: Any, x: Any, y: Any) -> Value:
+        return self.t.map("sqrt", self.t.together("add", [self.t.map("square", self.of(x)), self.t.map("square", self.of(y))]))
+
+    def on_trace(self, out: Any, x: Any) -> Value:
+        return self.t.over("sum", self.on_diagonal(out, x), [0], False)
+
+    def on_diag_embed(self, out: Any, x: Any, offset: int = 0, first: int = -2, second: int = -1) -> Value:
+        if offset != 0 or (first % out.dim(), second % out.dim()) != (out.dim() - 2, out.dim() - 1):
+            raise lib.BadInput("expected the diagonal of a square")
+        v, at = self.full(x), np.arange(x.shape[-1])
+        return self.t.where(self.t.constant(at[:, None] == at), v.seen([*v.dims[:-1], (), v.dims[-1]]), self.t.number(0))
+
+    def on_diag(self, out: Any, x: Any, diagonal: int = 0) -> Value:
+        return self.on_diag_embed(out, x, diagonal) if x.dim() == 1 else self.on_diagonal(out, x, diagonal)
+
+    def on_linalg_cross(self, out: Any, x: Any, y: Any, *, dim: int = -1) -> Value:
+        t, (v, w) = self.t, (self.full(p) for p in (x, y))
+        turned = [t.together("mul", [t.rolled(v, dim % x.dim(), a), t.rolled(w, dim % x.dim(), b)]) for a, b in ((-1, 1), (1, -1))]
+        return t.together("sub", turned)
+
+    def on_upsample_nearest1d(self, out: Any, x: Any, _sizes: Any, _scale: Any = None, _second: Any = None, _third: Any = None) -> Value:
+        if any(m % n for n, m in zip(x.shape[2:], out.shape[2:])):
+            raise lib.BadInput("expected a size that is a multiple of what was")
+        v = self.full(x)
+        repeated = [d for n, m, own in zip(x.shape[2:], out.shape[2:], v.dims[2:]) for d in (own, (Axis(m // n),) if m > n else ())]
+        return self.t.reshape(self.t.ordered(v.seen([*v.dims[:2], *[d for own in v.dims[2:] for d in (own, ())]]), [*v.dims[:2], *repeated]), out.shape)
+
+    on_upsample_nearest2d = on_upsample_nearest3d = on_upsample_nearest1d
+
+    def on_pixel_shuffle(self, out: Any, x: Any, factor: int) -> Value:
+        parts = [*x.shape[:-3], x.shape[-3] // factor**2, factor, factor, *x.shape[-2:]]
+        v, lead = self.t.reshape(self.full(x), parts), x.dim() - 3
+        return self.t.reshape(self.t.ordered(v, [v.dims[i] for i in (*range(lead + 1), lead + 3, lead + 1, lead + 4, lead + 2)]), out.shape)
+
+    def on_pixel_unshuffle(self, out: Any, x: Any, factor: int) -> Value:
+        parts = [*x.shape[:-2], x.shape[-2] // factor, factor, x.shape[-1] // factor, factor]
+        v, lead = self.t.reshape(self.full(x), parts), x.dim() - 3
+        return self.t.reshape(self.t.ordered(v, [v.dims[i] for i in (*range(lead + 1), lead + 2, lead + 4, lead + 1, lead + 3)]), out.shape)
 
     def on_diagonal(self, out: Any, x: Any, offset: int = 0, first: int = 0, second: int = 1) -> Value:
         if x.dim() != 2 or offset != 0 or first == second or x.shape[0] != x.shape[1]:
@@ -740,12 +777,17 @@ class Recorder(TorchDispatchMode):
         return self.t.solved(self.full(a), self.full(b), not upper, unitriangular)
 
     def on_linalg_vector_norm(self, out: Any, x: Any, order: Any = 2, dims: Any = None, keepdim: bool = False) -> Value:
-        dims = [dims] if isinstance(dims, int) else dims if dims else range(x.dim())
+        return self.norm_of(self.full(x), 2 if order is None else order, [dims] if isinstance(dims, int) else dims if dims else range(x.dim()), keepdim)
+
+    def norm_of(self, v: Value, order: float, places: Any, keepdim: bool) -> Value:
+        t, size = self.t, None if order == 2 else self.t.map("abs", v)
+        if size is None:
+            return t.map("sqrt", t.over("sum", t.map("square", v), places, keepdim))
         if order in (1, float("inf")):
-            return self.t.over("sum" if order == 1 else "max", self.t.map("abs", self.of(x)), dims, keepdim)
-        if order not in (2, None):
-            raise lib.BadInput(f"the norm {order}, expected 1, 2 or inf")
-        return self.t.map("sqrt", self.t.over("sum", self.t.map("square", self.of(x)), dims, keepdim))
+            return t.over("sum" if order == 1 else "max", size, places, keepdim)
+        if order < 1:
+            raise lib.BadInput(f"the norm {order}, expected 1 or more")
+        return t.power(t.over("sum", t.power(size, t.number(order)), places, keepdim), t.number(1 / order))
 
     on_norm = on_linalg_vector_norm
 
@@ -779,6 +821,44 @@ class Recorder(TorchDispatchMode):
 
     def on_cumprod(self, out: Any, x: Any, dim: int) -> Value:
         return self.t.cumprod(self.of(x), dim % x.dim())
+
+    def on_cummax(self, out: Any, x: Any, dim: int) -> list[Value]:
+        return [self.t.up_to("max", self.full(x), dim % x.dim()), self.t.nothing("cummax", [0])]
+
+    def on_cummin(self, out: Any, x: Any, dim: int) -> list[Value]:
+        return [self.t.map("neg", self.t.up_to("max", self.t.map("neg", self.full(x)), dim % x.dim())), self.t.nothing("cummin", [0])]
+
+    on__cummax_helper, on__cummin_helper = on_cummax, on_cummin
+
+    def on_logcumsumexp(self, out: Any, x: Any, dim: int) -> Value:
+        return self.t.up_to("logsumexp", self.full(x), dim % x.dim(), unfused=True)
+
+    on__logcumsumexp = on_logcumsumexp
+
+    def on_kthvalue(self, out: Any, x: Any, k: int, place: int = -1, _keepdim: bool = False) -> list[Value]:
+        """The k-th from the least on."""
+        v, index = self.on_topk(out, x, k, place, False)
+        made = [self.t.slice(w, place, k - 1, k) for w in (v, index)]
+        return [self.t.reshape(w, y.shape) for w, y in zip(made, out)]
+
+    def on_median(self, out: Any, x: Any, place: Any = None, _keepdim: bool = False) -> Value | list[Value]:
+        """Of an even number of numbers the lower one in the middle."""
+        if place is not None:
+            return self.on_kthvalue(out, x, (x.shape[place] + 1) // 2, place)
+        flat = self.t.reshape(self.full(x), [x.numel()])
+        index = self.t.top_k(self.t.map("neg", flat), (x.numel() + 1) // 2)
+        return self.t.reshape(self.t.slice(self.t.pick(flat, index), 0, (x.numel() - 1) // 2, x.numel()), [])
+
+    def on_isnan(self, out: Any, x: Any) -> Value:
+        return self.t.number(0).seen([()] * x.dim())
+
+    on_isinf = on_isnan
+
+    def on_isfinite(self, out: Any, x: Any) -> Value:
+        return self.t.number(1).seen([()] * x.dim())
+
+    def on_nan_to_num(self, out: Any, x: Any, _nan: Any = None, _above: Any = None, _below: Any = None) -> Value:
+        return self.of(x)  # which are all finite
 
     def on_native_layer_norm(self, out: Any, x: Any, shape: Any, weight: Any, bias: Any, epsilon: float) -> list[Value]:
         if len(shape) != 1 or weight is None or bias is None or shape[0] == 1:
@@ -834,6 +914,32 @@ class Recorder(TorchDispatchMode):
         return self.t.product(self.full(a), self.full(b), 0)
 
     on_dot = on_mv
+
+    def on__trilinear(self, out: Any, a: Any, w: Any, b: Any, first: Any, of_w: Any, last: Any, over: Any, _unroll: int = 1) -> Value:
+        """Of a bilinear layer."""
+        if (list(first), list(of_w), list(last), list(over)) != ([1, 3], [0], [1, 2], [2, 3]):
+            raise lib.BadInput("expected what a bilinear layer has")
+        inner = self.t.contract(self.full(a), self.full(w), ([], []), ([1], [1]))  # rows, results, b's
+        return self.t.contract(inner, self.full(b), ([0], [0]), ([2], [1]))
+
+    def on__cdist_forward(self, out: Any, x: Any, y: Any, power: float, _mode: Any = None) -> Value:
+        t, v, w = self.t, self.full(x), self.full(y)
+        apart = t.together("sub", [v.seen([*v.dims[:-1], (), v.dims[-1]]), w.seen([*w.dims[:-2], (), *w.dims[-2:]])])
+        return self.norm_of(apart, power, [len(apart.dims) - 1], False)
+
+    def on__euclidean_dist(self, out: Any, x: Any, y: Any) -> Value:
+        """By a product, as PyTorch computes it of many rows."""
+        t, v, w, last = self.t, self.full(x), self.full(y), x.dim() - 1
+        ones = [t.ordered(t.number(1), [*of.dims[:-1], t.fresh(1)]) for of in (v, w)]
+        squares = [t.over("sum", t.map("square", of), [last], True) for of in (v, w)]
+        a = t.concatenate([t.together("mul", [v, t.number(-2)]), squares[0], ones[0]], last)
+        b = t.concatenate([w, ones[1], squares[1]], last)
+        far = t.product(a, self.t.ordered(b, swapped(b.dims, last - 1, last)), x.dim() - 2)
+        return t.map("sqrt", t.map("clamp", far, low=0.0, kink=slope_on_bound(False)))
+
+    def on_dist(self, out: Any, x: Any, y: Any, power: float = 2) -> Value:
+        apart = self.t.together("sub", [self.full(x), self.full(y)])
+        return self.norm_of(apart, power, range(len(apart.dims)), False)
 
     def on_convolution(self, out: Any, x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
                        output_padding: Any, groups: int) -> Value:
@@ -1006,18 +1112,58 @@ class Recorder(TorchDispatchMode):
             rows, index = indices  # each row's number at its index
             if rows.dim() == index.dim() and index.shape == out.shape and rows.shape[0] == rows.numel() and rows.flatten().equal(torch.arange(x.shape[0])):
                 return self.t.pick(self.of(x), self.of(index))
-        given = [i for i, index in enumerate(indices) if index is not None]
-        if len(given) != 1 or indices[given[0]].dtype == torch.bool:
-            raise lib.BadInput("expected indices of one dimension")
-        return self.rows(x, given[0], indices[given[0]])
+        v, place, index = self.one_index(x, indices)
+        return self.rows(v, place, index)
 
-    def rows(self, x: Any, place: int, index: Any) -> Value:
+    def one_index(self, x: Any, indices: Sequence[Any]) -> tuple[Value, int, Value]:
+        """Indices of several dimensions that follow each other, as one of them all together."""
+        given = [i for i, index in enumerate(indices) if index is not None]
+        if not given or given != list(range(given[0], given[-1] + 1)) or any(indices[i].dtype == torch.bool for i in given):
+            raise lib.BadInput("expected indices of dimensions that follow each other")
+        v, places = self.full(x), given[0]
+        if len(given) == 1:
+            return v, places, self.positive(indices[places], x.shape[places])
+        flat = self.t.numbers(self.positive(indices[given[0]], x.shape[given[0]]))
+        for i in given[1:]:
+            flat = self.t.together("add", [self.t.together("mul", [flat, self.t.number(x.shape[i])]), self.t.numbers(self.positive(indices[i], x.shape[i]))])
+        size = int(np.prod([x.shape[i] for i in given]))
+        return self.t.merged(self.t.reshape(v, [*x.shape[:places], size, *x.shape[given[-1] + 1 :]]), [places]), places, flat
+
+    def positive(self, index: Any, size: int) -> Value:
+        """Known ones from the end, as from the beginning."""
+        known = id(index) not in self.values and bool((index < 0).any())
+        return self.t.constant(array_of(torch.where(index < 0, index + size, index))) if known else self.of(index)
+
+    def on_index_put(self, out: Any, x: Any, indices: Sequence[Any], given: Any, accumulate: bool = False, _unsafe: bool = False) -> Value:
+        masks = [index for index in indices if index is not None]
+        if len(masks) == 1 == len(indices) and masks[0].dtype == torch.bool and given.dim() == 0 and not accumulate:
+            mask = self.of(masks[0])
+            return self.t.where(mask.seen([*mask.dims, *[()] * (x.dim() - len(mask.dims))]), self.numbers(given), self.numbers(x))
+        v, place, index = self.one_index(x, indices)
+        made = self.t.written_at(v, place, index if not index.whole else self.t.indices(index), self.numbers(given), accumulate)
+        return self.t.reshape(made, x.shape)
+
+    on__index_put_impl = on__unsafe_index_put = on_index_put
+
+    def on_index_copy(self, out: Any, x: Any, place: int, index: Any, rows: Any) -> Value:
+        return self.t.written_at(self.full(x), place % x.dim(), self.of(index), self.numbers(rows), False)
+
+    def on_index_fill(self, out: Any, x: Any, place: int, index: Any, number: Any) -> Value:
+        return self.t.written_at(self.full(x), place % x.dim(), self.of(index), self.numbers(number), False)
+
+    def on_scatter_reduce(self, out: Any, x: Any, place: int, index: Any, given: Any, reduce: str, *, include_self: bool = True) -> Value:
+        if reduce != "sum":
+            raise lib.BadInput(f"reduce is {reduce}, expected sum")
+        if not include_self:
+            raise lib.BadInput("include_self is False, expected True")
+        return self.scattered(x, place, index, given, True)
+
+    def rows(self, v: Value, place: int, index: Value) -> Value:
         """Of any dimension, in whose place those of the index are."""
         if place == 0:
-            return self.t.rows(self.of(x), self.of(index))
-        v = self.full(x)
-        made = self.t.rows(self.t.ordered(v, [v.dims[place], *v.dims[:place], *v.dims[place + 1 :]]), self.of(index))
-        own, rest = made.dims[: index.dim()], made.dims[index.dim() :]
+            return self.t.rows(v, index)
+        made = self.t.rows(self.t.ordered(v, [v.dims[place], *v.dims[:place], *v.dims[place + 1 :]]), index)
+        own, rest = made.dims[: len(index.dims)], made.dims[len(index.dims) :]
         return self.t.ordered(made, [*rest[:place], *own, *rest[place:]])
 
     def on_gather(self, out: Any, x: Any, place: int, index: Any) -> Value:
@@ -1060,11 +1206,11 @@ class Recorder(TorchDispatchMode):
         return self.t.together("add", [self.t.map("relu", self.of(x)), self.t.together("mul", [self.of(slope), low])])
 
     def on_index_select(self, out: Any, x: Any, place: int, index: Any) -> Value:
-        return self.rows(x, place % x.dim(), index)
+        return self.rows(self.full(x), place % x.dim(), self.of(index))
 
     def on_index_add(self, out: Any, x: Any, place: int, index: Any, rows: Any) -> Value:
         if place % x.dim() != 0:
-            raise lib.BadInput("expected indices of the first dimension alone")
+            return self.t.written_at(self.full(x), place % x.dim(), self.of(index), self.numbers(rows), True)
         guard, column = self.guarded.get(id(index), (None, None))
         if guard is not None and column is not None:
             made = self.t.added_up(self.full(rows), guard, column)
@@ -1076,9 +1222,15 @@ class Recorder(TorchDispatchMode):
         return self.scattered(x, place, index, given, False)
 
     def scattered(self, x: Any, place: int, index: Any, given: Any, adds: bool) -> Value:
-        if place % x.dim() != x.dim() - 1 or x.shape[:-1] != index.shape[:-1] or (isinstance(given, torch.Tensor) and given.dim() > 0 and given.shape != index.shape):
-            raise lib.BadInput("expected indices of the last dimension of each row")
-        return self.t.scattered(self.numbers(x), self.of(index), self.numbers(given), x.shape[-1], adds)
+        place, last = place % x.dim(), x.dim() - 1
+        others = [i for i in range(x.dim()) if i != place]
+        if any(x.shape[i] != index.shape[i] for i in others) or (isinstance(given, torch.Tensor) and given.dim() > 0 and given.shape != index.shape):
+            raise lib.BadInput("expected an index for each number, in tensors that differ in that dimension alone")
+        v, i, g = self.numbers(x), self.of(index), self.numbers(given)
+        if place != last:
+            v, i, g = (w if not w.dims else self.t.ordered(w, swapped(w.dims, place, last)) for w in (v, i, g))
+        made = self.t.scattered(v, i, g, x.shape[place], adds)
+        return made if place == last else self.t.ordered(made, swapped(made.dims, place, last))
 
     def on_scatter_add(self, out: Any, x: Any, place: int, index: Any, given: Any) -> Value:
         return self.scattered(x, place, index, given, True)
@@ -1189,15 +1341,50 @@ class Held(torch.Tensor):
 class Wide(TorchDispatchMode):
     """Everything in float64, whatever types a function computes it in."""
 
-    def __init__(self, casts: bool, kinks: bool) -> None:
+    def __init__(self, casts: bool, kinks: bool, tables: Set[bytes] = frozenset()) -> None:
         super().__init__()
         self.casts, self.kinks = casts, kinks  #: whether casts round, whether to look for kinks
+        self.stored = tables  #: that the program has
         self.kinked: set[str] = set()  #: operators that had one
         self.alive: list[Any] = []
+        self.own: dict[int, Any] = {}  #: what is computed of no argument, as the function has it
+        self.tables: dict[int, Any] = {}  #: of these, tables: shortest decimals of that
+
+    def of_no_argument(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], operator: str) -> Any:
+        """What an operator gives whose operands are of no argument, in the function's own types; None: some are."""
+        flat = [x for a in args for x in (a if isinstance(a, (list, tuple)) else [a])]
+        if any(isinstance(x, Held) and id(x) not in self.own for x in flat):
+            written = args[0] if operator.endswith("_") and not operator.endswith("__") else None
+            if id(written) in self.own:
+                place = self.own[id(written)].storage().data_ptr()
+                self.own = {key: x for key, x in self.own.items() if x.storage().data_ptr() != place}
+            return None
+
+        def own(x: Any) -> Any:
+            if isinstance(x, (list, tuple)) and not isinstance(x, torch.Size):
+                return type(x)(map(own, x))
+            return self.own.get(id(x), x)
+
+        try:
+            with torch.no_grad(), no_dispatch():
+                return func(*own(tuple(args)), **kwargs)
+        except Exception:  # an operator that has no such type
+            return None
+
+    def as_read(self, x: Any, meets: bool) -> Any:
+        """A constant where it meets an argument: a table is as the function has it."""
+        if not meets or id(x) not in self.own:
+            return x.held
+        if id(x) not in self.tables:
+            own = self.own[id(x)]
+            found = shortest(own.numpy()).astype(np.float64) if self.stored and own.dtype == torch.float32 and own.device.type == "cpu" else np.zeros(0)
+            self.tables[id(x)] = torch.tensor(found) if found.size and np.sort(unrepeated(found), None).tobytes() in self.stored else None
+        return x.held if self.tables[id(x)] is None else self.tables[id(x)]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         operator, library, usual = func.__name__.split(".")[0], torch, torch.get_default_dtype()  # type: str, Any, Any
         floats: list[Any] = []  # tensors and types among the arguments
+        constant = self.of_no_argument(func, args, kwargs or {}, operator)
 
         def wide(x: Any) -> Any:
             if isinstance(x, (list, tuple)) and not isinstance(x, torch.Size):
@@ -1208,7 +1395,7 @@ class Wide(TorchDispatchMode):
             if not isinstance(x, torch.Tensor) or not (x.is_floating_point() or x.is_complex()):
                 return x
             floats.append(x)
-            return x.held if isinstance(x, Held) else widest(x)
+            return self.as_read(x, constant is None) if isinstance(x, Held) else widest(x)
 
         own, named = wide(tuple(args)), {key: wide(x) for key, x in (kwargs or {}).items()}
         types = [x for x in floats if isinstance(x, torch.dtype)]
@@ -1241,7 +1428,12 @@ class Wide(TorchDispatchMode):
             own = dtype if dtype.is_complex == x.is_complex() else COMPLEX.get(dtype, torch.complex64) if x.is_complex() else REAL[dtype]
             return written[0] if written else Held.of(x, own, self)
 
-        return held(made)
+        results = held(made)
+        for x, own_x in zip(*([y if isinstance(y, (list, tuple)) else [y] for y in (results, constant)])) if constant is not None else ():
+            if isinstance(x, Held):
+                self.own[id(x)] = own_x
+                self.tables.pop(id(x), None)
+        return results
 
 
 def filling(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -1309,9 +1501,9 @@ def rounded(x: Any, type: str) -> Any:
 
 
 def evaluate(function: Callable[..., Any], example: Mapping[str, Any], given: Mapping[str, Any], cotangents: Mapping[str, Any],
-             kinks: bool, casts: bool = False, backward: bool = True) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
+             kinks: bool, casts: bool = False, backward: bool = True, tables: Set[bytes] = frozenset()) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
     """What a function gives in float64 at these numbers, its gradients, and which operators met a kink."""
-    arguments, mode = {}, Wide(casts, kinks)
+    arguments, mode = {}, Wide(casts, kinks, tables)
     for name, tensor in example.items():
         like = tensor_of(name, tensor)
         made = torch.tensor(given[name], dtype=torch.float64 if like.is_floating_point() else like.dtype, device="cpu" if like.is_meta else like.device)

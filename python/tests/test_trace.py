@@ -374,8 +374,6 @@ def test_writing_into_an_operand_and_tensors_of_elsewhere_are_refused():
         assay.trace(looked_at, {"x": torch.randn(4)})
     assert "  y: mul(x, 2)\n" in str(assay.trace(lambda x: x.mul_(2), {"x": torch.randn(4)}))
     assert "  y: div(clamp(add(x, 3), low=0.0, high=6.0, kink=0.0), 6)\n" in str(assay.trace(lambda x: F.hardsigmoid(x), {"x": torch.randn(4)}))  # PyTorch's sixth is of float32
-    with pytest.raises(assay.BadInput, match=r"mul: a tensor \[4, 10\] that is none of the function's arguments: give it as one"):
-        assay.trace(lambda x: x * torch.linspace(0, 1, 40).reshape(4, 10), {"x": torch.randn(4, 10)})
 
 
 def scores(q, k, mask=None):
@@ -658,7 +656,7 @@ def in_a_thread(x):
 
 
 
-X, SQUARE, LAYER = torch.ones(4, 8), torch.randn(8, 8), torch.nn.Linear(8, 8)
+X, WIDE, LAYER = torch.ones(4, 8), torch.randn(8, 8200), torch.nn.Linear(8, 8)
 #: A function, its example, what else trace is told, and the line that refuses it.
 REFUSED = {
     "none": (lambda x: None, {"x": X}, {}, "of its results y is None, expected a tensor"),
@@ -678,7 +676,7 @@ REFUSED = {
     "whole numbers alone": (lambda x: x.argmax(-1), {"x": X}, {}, "all results are a choice, expected one that is computed of it, too"),
     "2-D": (lambda x: F.conv2d(x[None, None], x[None, None, :2, :2]), {"x": X}, {}, "2-D and 3-D convolutions and pooling are none of its steps"),
     "parameter": (LAYER.forward, {"input": X}, {}, r"a parameter \[8\] of a module, which is none of the function's arguments: torch.func.functional_call makes it one"),
-    "global": (lambda x: x @ SQUARE, {"x": X}, {}, r"mm: a tensor \[8, 8\] that is none of the function's arguments: give it as one"),
+    "global": (lambda x: x @ WIDE, {"x": X}, {}, r"mm: a tensor \[8, 8200\] that is none of the function's arguments: 65600 numbers, expected at most 65536 finite ones, or an argument"),
     "mask": (lambda x: x.masked_fill(torch.arange(300)[:, None] * torch.arange(300) % 7 == 0, 0), {"x": torch.ones(300, 300)}, {},
              r"whole numbers or a mask \[300, 300\] that are none of the function's arguments: 90000 numbers, expected at most 65536, or an argument"),
     "weights": (lambda w: w * 2, {"w": X}, {"weights": ["W"]}, "weights has W, expected an argument of the example: w"),
@@ -865,6 +863,51 @@ def mean_of(x):
     return x.mean(-1, keepdim=True)
 
 
+def bands(x):
+    """A buffer, as the function computes it in float32, and in its own type."""
+    table = torch.zeros(6, 8)
+    at = torch.arange(6)[:, None] * torch.exp(torch.arange(0, 8, 2) / 3)
+    table[:, 0::2], table[:, 1::2] = torch.sin(at), torch.cos(at)
+    return x * table.to(x.dtype) + torch.arange(48).reshape(6, 8).sqrt()
+
+
+def put(x, i, rows):
+    y = x.clone()
+    y[i] = rows
+    y[:, torch.tensor([1, 5])] = 2.0
+    return y
+
+
+#: Functions that pass as kernels against themselves, where each operator stores its result in bfloat16.
+STORED = {
+    "product of all": (lambda x: torch.prod(x, -1), {"x": torch.ones(8, 16)}),
+    "sorted": (lambda x: torch.sort(x, -1)[0], {"x": torch.ones(8, 256)}),
+    "best": (lambda x: torch.topk(-2 * x, 4)[0].softmax(-1), {"x": torch.ones(8, 256)}),
+    "median": (lambda x: torch.median(x, -1)[0] + torch.kthvalue(x, 3)[0], {"x": torch.ones(8, 64)}),
+    "running": (lambda x: torch.cummax(x, 1)[0] + torch.logcumsumexp(x, 1), {"x": torch.ones(4, 16)}),
+    "a table": (bands, {"x": torch.ones(6, 8)}),
+    "rows that are written": (put, {"x": torch.ones(8, 16), "i": torch.tensor([0, 7, 3]), "rows": torch.ones(3, 16)}),
+    "rows that are added": (lambda x, i, j, v: x.index_put((i, j), v, accumulate=True).scatter_add(0, i[:, None].expand(3, 16), v[:, None] * x[:3]),
+                            {"x": torch.ones(8, 16), "i": torch.tensor([0, 7, 7]), "j": torch.tensor([1, 2, 2]), "v": torch.ones(3)}),
+    "distances": (lambda x, y: torch.cdist(x, y), {"x": torch.ones(30, 8), "y": torch.ones(35, 8)}),
+    "bilinear": (torch.nn.Bilinear(8, 5, 4), (torch.ones(6, 8), torch.ones(6, 5))),
+    "norms": (lambda x: x.norm(p=1, dim=-1) + x.norm(p=3, dim=-1) + x.abs().amax(-1) + torch.nan_to_num(x).sum(-1), {"x": torch.ones(8, 8)}),
+    "crosses": (lambda x, y: torch.linalg.cross(x, y) + torch.diag(x[0]).sum(0), {"x": torch.ones(6, 3), "y": torch.ones(6, 3)}),
+    "wider": (lambda x: F.interpolate(F.pixel_shuffle(x, 2).flatten(2), scale_factor=2), {"x": torch.ones(2, 8, 3, 3)}),
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_function_passes_against_itself_in_bfloat16(name):
+    function, example = STORED[name]
+    try:
+        assay.assert_correct(function, function, example, precision="bf16", seeds=2)
+    except RuntimeError as why:
+        if "not implemented for 'BFloat16'" not in str(why):
+            raise
+        pytest.skip(str(why))  # by an older PyTorch
+
+
 INDICES = torch.tensor([1, 3, 1, 0])
 #: A function of x [4,8], z [4,8] and m [4], of 0 to 3, and how it is refused; "": its program is the function.
 ARGUMENTS = {
@@ -875,7 +918,7 @@ ARGUMENTS = {
     "rsub alpha": (lambda x, z, m: torch.rsub(x, z, alpha=2), ""),
     "scatter reduce": (lambda x, z, m: x.scatter(1, m[:, None].long(), z[:, :1], reduce="add"), "scatter: reduce is add"),
     "scatter twice": (lambda x, z, m: x.scatter(1, m[:, None].long().expand(4, 2), z[:, :2]), "scatter: an index may stand twice in a row"),
-    "pairs of indices": (lambda x, z, m: x[:, :4][torch.arange(4), m[:, None].long()], "index: expected indices of one dimension"),
+    "pairs of indices": (lambda x, z, m: x[:, :4][torch.arange(4), m[:, None].long()], ""),
     "numbers as truths": (lambda x, z, m: x * z.bool().float(), "a mask is computed of numbers"),
     "whole numbers as truths": (lambda x, z, m: x * m.bool().float()[:, None] + m.bool().int()[:, None], ""),
     "moved truths": (lambda x, z, m: torch.where((m == 0)[1:, None], x[1:], z[1:]) + (m != 0)[:3, None] * x[1:], ""),
