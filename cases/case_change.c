@@ -99,16 +99,13 @@ void assay_case_leave_open(assay_case *c, int key)
     if (key == ASSAY_KEY_AT_model_name) c->model[0] = '\0';
 }
 
-/* Of rope_interleave also what is not as it would be without the key: that of a golden, whose keys do not count as given. */
-static bool is_unsettled(const assay_model_config *config, int key)
-{
-    return key == ASSAY_KEY_AT_rope_interleave && config->rope_interleave != assay_model_interleaves(config);
-}
-
 bool assay_case_says_key(const assay_case *c, int key)
 {
     char text[ASSAY_KEY_VALUE_SIZE], usual[ASSAY_KEY_VALUE_SIZE];
     assay_model_key_text(&assay_model_keys[key], &c->config, text, sizeof text);
     assay_model_key_text(&assay_model_keys[key], &assay_model_defaults, usual, sizeof usual);
-    return c->config.is_set[key] || strcmp(text, usual) != 0 || is_unsettled(&c->config, key);
+    /* of rope_interleave also what is not as it would be without the key: that of a golden, whose keys do not count as given */
+    const bool unsettled =
+        key == ASSAY_KEY_AT_rope_interleave && c->config.rope_interleave != assay_model_interleaves(&c->config);
+    return c->config.is_set[key] || strcmp(text, usual) != 0 || unsettled;
 }

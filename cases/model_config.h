@@ -41,7 +41,6 @@ typedef struct assay_model_config {
     bool windows_in_odd_layers;
     void (*other_rule)(struct assay_routing_rule *rule); /* of the router */
     const struct assay_quant_recipe *other_recipe;       /* instead of the named one */
-    double gate_alpha;                                   /* of GPT-OSS's gate; 0 is 1.702 */
     assay_attention_variant attention_variant;
     bool value_last; /* of a cache of latents: a value is the last numbers of its key */
     struct {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "harness/explain/explain_internal.h"
+#include "harness/mutants/step_changes.h"
 #include "harness/plan/golden_read.h"
 #include "harness/plan/plan_make.h"
 #include "harness/plan/progress.h"
@@ -144,7 +145,7 @@ static assay_status try_twice(assay_context *ctx, search *s, const assay_mutant 
     const int hypotheses = s->hypothesis_count;
     assay_trial own = s->trial;
     own.scales = true;
-    if (mutant->keys[0].how == ASSAY_KEY_ALPHA) {
+    if (mutant->step.make == assay_step_other_alpha) {
         s->fitted = *mutant;
         mutant = &s->fitted;
         MUST(assay_mutant_fit(ctx, &s->trial, &s->of_candidate, &s->fitted));
@@ -189,7 +190,8 @@ static int name_nearest(const search *s, char *text, size_t size)
         const hypothesis *h = &s->hypotheses[count];
         if (h->distance > s->hypotheses[0].distance + AS_NEAR * fmin(1.0, s->before)) break;
         char with[24] = "";
-        if (h->mutant->keys[0].how == ASSAY_KEY_ALPHA) snprintf(with, sizeof with, " with %.4g", h->mutant->keys[0].by);
+        if (h->mutant->step.make == assay_step_other_alpha)
+            snprintf(with, sizeof with, " with %.4g", h->mutant->step.by);
         length += (size_t)snprintf(text + length, size - length, "%s%s%s (%.2g)", count == 0 ? "" : " or ",
                                    word_of(h->mutant), with, h->residual);
         if (length >= size) break;

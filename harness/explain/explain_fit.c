@@ -37,20 +37,20 @@ assay_status assay_mutant_fit(assay_context *ctx, const assay_trial *t, const as
 {
     assay_status status;
     assay_tensor_set results[2] = {0};
-    double at = ASSAY_GPT_OSS_ALPHA, step = mutant->keys[0].by - at;
+    double at = ASSAY_GPT_OSS_ALPHA, step = mutant->step.by - at;
     bool applies = true;
     TRY(assay_tensor_set_copy(ctx, t->golden, &results[0]));
     for (int i = 1; i <= STEPS && fabs(step) > 1e-9; i++) {
         assay_tensor_set *from = &results[(i - 1) % 2], *to = &results[i % 2];
         assay_tensor_set_free(to);
-        mutant->keys[0].by = at + step;
+        mutant->step.by = at + step;
         TRY(assay_mutant_make(ctx, t, mutant, to, &applies));
         if (!applies) goto cleanup;
         const double next = at + part_of_way(t, of_candidate, from, to) * step;
-        at = mutant->keys[0].by;
+        at = mutant->step.by;
         step = fmin(fmax(next, LEAST), MOST) - at;
     }
-    mutant->keys[0].by = at + step;
+    mutant->step.by = at + step;
 cleanup:
     for (int i = 0; i < 2; i++) assay_tensor_set_free(&results[i]);
     return status;

@@ -407,10 +407,6 @@ static bool change_key(const assay_key_change *change, assay_model_config *confi
     char *at = (char *)config + key->offset;
     if (change->how == ASSAY_KEY_READ_AS) return read_as(key, change->value, config);
     if (change->how == ASSAY_KEY_EXCHANGED) return exchange_text(key, change->value, config);
-    if (change->how == ASSAY_KEY_ALPHA) {
-        config->gate_alpha = change->by;
-        return true;
-    }
     if (change->how == ASSAY_KEY_GIVEN) {
         config->is_set[change->key] = true;
         return false;

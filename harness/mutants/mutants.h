@@ -56,8 +56,7 @@ typedef bool assay_arithmetic_edit(const assay_mutation *m, assay_emulation *emu
 
 /* One key of the configuration. Numbers are changed where they are above 0: else what they scale or limit is off; READ_AS
  * changes any value to that of a text, EXCHANGED "one>other *>one" a text to another. GIVEN alone changes nothing: the key
- * counts as given. ALPHA is of no key, but of GPT-OSS's gate, which gets `by` for 1.702; explanations try the number that
- * the candidate has. */
+ * counts as given. */
 typedef struct assay_key_change {
     int key; /* ASSAY_KEY_AT_... */
     enum {
@@ -69,8 +68,7 @@ typedef struct assay_key_change {
         ASSAY_KEY_SQUARED,
         ASSAY_KEY_READ_AS,
         ASSAY_KEY_EXCHANGED,
-        ASSAY_KEY_GIVEN,
-        ASSAY_KEY_ALPHA
+        ASSAY_KEY_GIVEN
     } how;
     double by;
     const char *value; /* READ_AS, EXCHANGED */

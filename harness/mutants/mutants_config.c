@@ -173,12 +173,22 @@ void assay_router_masks_by_zero(assay_routing_rule *rule)
     rule->masked = 0;
 }
 
+static void through_nothing(double *d, const double *p, double missing, int64_t count)
+{
+    (void)d, (void)p, (void)missing, (void)count;
+}
+
 void assay_router_divisor_constant(assay_routing_rule *rule)
 {
-    rule->detached = true;
+    rule->through_sum = through_nothing;
+}
+
+static void lose(double *d_logits, int64_t count)
+{
+    memset(d_logits, 0, (size_t)count * sizeof *d_logits);
 }
 
 void assay_router_constant(assay_routing_rule *rule)
 {
-    rule->constant = true;
+    rule->behind = lose;
 }

@@ -687,6 +687,21 @@ bool assay_step_held_back(const graph *g, int number, int change, graph_step *ch
     return true;
 }
 
+bool assay_step_branch_detached(const graph *g, int number, int change, graph_step *changed, char *name)
+{
+    const bool several = changed->with.product.branches > 1 || changed->in[GRAPH_SECOND_W] != 0;
+    (void)g, (void)number, (void)change, (void)name;
+    changed->with.product.detached = several && changed->hooks.with.input == 1 ? 2 : 1;
+    return true;
+}
+
+bool assay_step_other_alpha(const graph *g, int number, int change, graph_step *changed, char *name)
+{
+    (void)g, (void)number, (void)change, (void)name;
+    changed->with.mlp.alpha = changed->hooks.with.by;
+    return true;
+}
+
 /* A softmax that is not divided by its sum: its largest number is 1. by: nothing flows back through that either. */
 static void undivided(const graph_call *c, bool back)
 {

@@ -23,7 +23,10 @@ enum { ASSAY_STEP_CHANGES_MOST = ASSAY_STEP_CHANGE_COUNT * GRAPH_IN * ASSAY_MAX_
 /* Step `number` with such a change, as assay_step_change.make has it; false: it has none of the kind. name [ASSAY_STEP_NAME], of the
  * change: "left_out", "as_gelu", "first_reads_up"; NULL: nobody asks. */
 bool assay_change_step(const graph *g, int number, int change, graph_step *changed, char *name);
-assay_step_maker assay_step_held_back; /* a token has what should come of the one before */
+assay_step_maker assay_step_held_back;       /* a token has what should come of the one before */
+assay_step_maker assay_step_branch_detached; /* nothing flows back to x through branch `input` */
+assay_step_maker
+    assay_step_other_alpha; /* GPT-OSS's gate has `by` for 1.702; explanations try the number that the candidate has */
 const char *assay_step_change_text(int change);
 /* Of a state that is handed over wrongly once: behind how many tokens; 0: the change is none such. */
 int assay_step_change_token(int change);

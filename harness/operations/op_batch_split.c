@@ -22,12 +22,6 @@ static assay_status unknown_function(assay_context *ctx, const char *name)
                         name, hint);
 }
 
-/* What cuts and joins microbatches has no part of the layer, and so no query. */
-static bool moves_tokens_alone(const char *name)
-{
-    return strcmp(name, "split") == 0 || strcmp(name, "merge") == 0;
-}
-
 /* The layer in which the function would run. */
 static assay_status of_layer(assay_context *ctx, const assay_case *c, assay_function_config *config)
 {
@@ -41,7 +35,9 @@ static assay_status of_layer(assay_context *ctx, const assay_case *c, assay_func
     layer.config.use_batch_split_schedule = true;
     layer.config.first_num_dense_layers = 0;
     layer.config.quant_recipe.text[0] = '\0'; /* the function's */
-    if (m->q_lora_rank == 0 && moves_tokens_alone(m->function.text)) layer.config.q_lora_rank = c->mesh_fsdp;
+    /* what cuts and joins microbatches has no part of the layer, and so no query */
+    if (m->q_lora_rank == 0 && assay_any_word("split merge", m->function.text, assay_is_word))
+        layer.config.q_lora_rank = c->mesh_fsdp;
     MUST(assay_quant_recipe_config_of(ctx, c, &config->recipe));
     MUST(assay_require_positive(ctx, "base_num_decoder_layers", config->layers));
     MUST(assay_model_check(ctx, &layer, ASSAY_USES_ALL));

@@ -140,11 +140,6 @@ static void path_of(const graph *g, int t, char path[ASSAY_PATH_SIZE])
     assay_tensor_path(weight ? "weights/" : "", "", &g->tensors[t].row, path);
 }
 
-static bool is_variable(const graph *g, int t)
-{
-    return g->tensors[t].role == GRAPH_INPUT || g->tensors[t].role == GRAPH_WEIGHT;
-}
-
 static assay_status read_given(assay_context *ctx, block_run *m, int t)
 {
     char path[ASSAY_PATH_SIZE];
@@ -202,8 +197,10 @@ static assay_status open_run(assay_context *ctx, const assay_operation *operatio
     MUST(assay_alloc_list(ctx, "gradients", m->g.tensor_count, sizeof *m->gradients, &m->gradients));
     MUST(assay_alloc_list(ctx, "inputs", m->g.tensor_count, sizeof *m->indices, &m->indices));
     MUST(assay_alloc_list(ctx, "cotangents", m->g.output_count, sizeof *m->cotangents, &m->cotangents));
-    for (int t = 1; t < m->g.tensor_count; t++)
-        if (is_variable(&m->g, t) || m->g.tensors[t].role == GRAPH_INDICES) MUST(read_given(ctx, m, t));
+    for (int t = 1; t < m->g.tensor_count; t++) {
+        const graph_role role = m->g.tensors[t].role;
+        if (role == GRAPH_INPUT || role == GRAPH_WEIGHT || role == GRAPH_INDICES) MUST(read_given(ctx, m, t));
+    }
     MUST(check_given(ctx, m));
     m->r.in = m->r.weights = m->in;
     m->r.out = m->r.gradients = m->out;

@@ -122,9 +122,6 @@ static assay_status mla_config_of(assay_context *ctx, const assay_case *c, void 
     d->v_dim = m->kv_lora_rank;
     d->width = m->kv_lora_rank + m->qk_rope_head_dim;
     d->value_first = m->value_last ? d->width - d->v_dim : 0;
-    if (naive && m->cache_gradients)
-        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_cache_gradients,
-                                "false: with attn_impl naive there is no gradient");
     d->nope = naive ? m->qk_nope_head_dim : 0;
     d->out_dim = naive ? m->v_head_dim : 0;
     d->scale = m->query_pre_attn_scalar != 0 ? m->query_pre_attn_scalar : assay_mla_softmax_scale(mla);
@@ -247,7 +244,8 @@ static void graph_of(const void *of, graph *g)
     int out = graph_with_lse(g, &graph_kind_decode_attention, axes + !splits, splits ? "XBNS" : "BNS", in, GRAPH_IN,
                              &(graph_parameters){.decode = *d});
     if (splits) {
-        const assay_merge_states_config merge = assay_decode_merge_config(d, d->splits, assay_decode_out_dim(d));
+        const assay_merge_states_config merge =
+            assay_decode_merge_config(d, d->splits, d->nope > 0 ? d->out_dim : d->v_dim);
         const int lse = graph_named(g, "partial_lse", graph_lse_of(g, out));
         g->tensors[out].kept = GRAPH_LEFT;
         out = graph_with_lse(g, &graph_kind_merge_states, axes + 1, "BNS",

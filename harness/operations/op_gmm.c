@@ -144,11 +144,6 @@ static const gmm_paths product = {"inputs/lhs", "cotangents/y",         "weights
 static const gmm_paths weight_gradient = {"inputs/lhs",           "inputs/rhs",           "cotangents/y",
                                           "gradients/inputs/rhs", "gradients/inputs/lhs", "outputs/y"};
 
-static const gmm_paths *paths_of(const assay_gmm_config *gmm)
-{
-    return gmm->layout == ASSAY_GMM_K_GROUPED ? &weight_gradient : &product;
-}
-
 /* Packed rows: lhs, dy, y and dlhs; the rest as the tensors have it. */
 typedef struct gmm_run {
     const assay_gmm_config *gmm;
@@ -228,7 +223,7 @@ static assay_status start(assay_context *ctx, const assay_work *w, gmm_run *r)
     const bool all = counts_all_rows(r->gmm, config->recipe.recipe);
     for (; all && r->dims.m < r->count; r->dims.m++) r->places[r->dims.m] = r->dims.m;
     const int64_t k = r->dims.k, n = r->dims.n;
-    r->paths = paths_of(r->gmm);
+    r->paths = r->gmm->layout == ASSAY_GMM_K_GROUPED ? &weight_gradient : &product;
     r->groups = r->dims.groups * k * n;
     MUST(pack(ctx, r, w, r->paths->lhs, k, &r->lhs));
     MUST(pack(ctx, r, w, r->paths->dy, n, &r->dy));

@@ -43,7 +43,6 @@ assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_
                                        .emb_dim = m->base_emb_dim,
                                        .mlp_dim = m->base_mlp_dim,
                                        .limit = m->mlp_activations_limit,
-                                       .alpha = m->gate_alpha,
                                        .fused = m->fused_mlp};
     MUST(assay_require_positive(ctx, "base_emb_dim", m->base_emb_dim));
     MUST(assay_require_positive(ctx, "base_mlp_dim", m->base_mlp_dim));

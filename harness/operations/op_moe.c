@@ -24,7 +24,6 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
                                  .weight_on_input = m->apply_router_weight_on_input,
                                  .capacity_factor = m->capacity_factor,
                                  .limit = m->mlp_activations_limit,
-                                 .alpha = m->gate_alpha,
                                  .local_num_experts = m->local_num_experts,
                                  .local_expert_offset = m->local_expert_offset,
                                  .fused_weights = m->prefuse_moe_weights || m->fused_moe_mlp || m->fused_moe_func};

@@ -63,11 +63,6 @@ static assay_status write_values(assay_context *ctx, const assay_sketching *s, c
     return ASSAY_OK;
 }
 
-static bool is_complete(const assay_sketch *sketch)
-{
-    return sketch->position == sketch->count;
-}
-
 /* A run in the emulated arithmetic is a kernel, which stores its gradient: what is summed is what it stored. */
 static assay_status add_values(assay_context *ctx, assay_sketched *t, int64_t count, const double *values)
 {
@@ -95,7 +90,7 @@ static assay_status sketching_write(assay_context *ctx, void *self, const char *
         return assay_fail(ctx, ASSAY_INTERNAL, "%s has more elements than its shape", path);
     }
     MUST(add_values(ctx, t, count, values));
-    return is_complete(&t->values) ? write_values(ctx, s, t) : ASSAY_OK;
+    return t->values.position == t->values.count ? write_values(ctx, s, t) : ASSAY_OK;
 }
 
 /* Of a sketch as a number of zeros; of others as zeros, where nobody takes a number of them. */

@@ -258,7 +258,7 @@ TEST_IN_FOLDER(any_alpha_is_named)
         snprintf(set, sizeof set, "profiles=[%s];checkpoints=none", rows[i].profile);
         snprintf(says, sizeof says, "equals mutant alpha_other with %g (", rows[i].alpha);
         start(&f, folder, rows[i].name, set, rows[i].profile);
-        other.keys[0].by = rows[i].alpha;
+        other.step.by = rows[i].alpha;
         assert_ok(&f.t.ctx, assay_mutant_make(&f.t.ctx, &f.at, &other, &results, &applies));
         assert_true(applies);
         OWNED_BY(assay_report_free) assay_report report = explain(&f, &results);

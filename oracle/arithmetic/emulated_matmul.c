@@ -57,20 +57,16 @@ static assay_status float32_matmul(assay_context *ctx, const assay_matmul_args *
     return emulated_move_cancelled(ctx, args, &errors.errors);
 }
 
-/* Where linear layers are scaled, error scales come from these runs alone. A router's operands stay float32 in half of them: what
- * is rounded to bfloat16 has no smaller error left. */
-static bool keeps_operands(const assay_emulation *emulation, const assay_matmul_args *args)
-{
-    return args->kind == ASSAY_PRODUCT_ROUTER && emulation->precision.scaled.block > 0 && emulation->second_form;
-}
-
 static assay_status emulated_matmul(assay_context *ctx, const assay_matmul_args *args)
 {
     assay_matmul_args rounded = *args;
     const int64_t block = emulated_accumulator_of(ctx->emulation, args->kind).kind.block;
     const bool in_float32 = has_float32_sums(ctx->emulation, args);
-    const bool rounds_itself =
-        in_float32 && (ctx->emulation->multiply == ASSAY_FLOAT32 || keeps_operands(ctx->emulation, args));
+    /* Where linear layers are scaled, error scales come from these runs alone. A router's operands stay float32 in half of them:
+     * what is rounded to bfloat16 has no smaller error left. */
+    const bool kept =
+        args->kind == ASSAY_PRODUCT_ROUTER && ctx->emulation->precision.scaled.block > 0 && ctx->emulation->second_form;
+    const bool rounds_itself = in_float32 && (ctx->emulation->multiply == ASSAY_FLOAT32 || kept);
     OWNED double *copy_a = NULL, *copy_b = NULL;
     if (args->k > 0 && emulated_is_scaled(ctx->emulation, args->kind)) {
         MUST(emulated_scale_operands(ctx, &rounded, &copy_a, &copy_b));

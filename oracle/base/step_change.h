@@ -7,9 +7,8 @@
 
 typedef enum assay_step_how {
     ASSAY_STEP_AS_IT_IS,
-    ASSAY_STEP_TIMES, /* nothing but `by` times its input `input` comes of it: 1: it is left out; 0: it gives zeros */
-    ASSAY_STEP_DETACHED, /* nothing flows back through it; of a product of two branches, through branch `input` */
-    ASSAY_STEP_CHANGED,  /* as `make` makes it; of steps of graphs alone */
+    ASSAY_STEP_TIMES,   /* nothing but `by` times its input `input` comes of it: 1: it is left out; 0: it gives zeros */
+    ASSAY_STEP_CHANGED, /* as `make` makes it; of steps of graphs alone */
     ASSAY_STEP_KINKS /* every step of a graph: on a kink it has the least slope (by 0) or the largest (by 1) of those there */
 } assay_step_how;
 

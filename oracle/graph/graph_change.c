@@ -5,8 +5,6 @@
 #include "oracle/graph/graph_kind.h"
 #include "oracle/graph/graph_map.h"
 
-enum { MADE = GRAPH_IN, UNCHANGED };
-
 /* What slopes the step has where it has several (graph_general.kink): at 0 of abs and relu, on the bounds of clamp, where operands of
  * maximum and minimum, and several of the largest over axes, are equal. False: it has no kink. */
 static bool kink_range(const graph_step *step, double *low, double *high)
@@ -20,24 +18,17 @@ static bool kink_range(const graph_step *step, double *low, double *high)
            (step->kind == &graph_kind_reduce && f == GRAPH_REDUCTION_max);
 }
 
-/* The place of the input that the change names; MADE: it names what the step makes. */
-static int find_changed(const assay_context *ctx, const graph *g, const graph_step *step)
-{
-    const int first = ctx->change->of_results ? MADE : 0;
-    for (int i = first; i < GRAPH_IN + GRAPH_OUT; i++) {
-        const int tensor = i < MADE ? step->in[i] : step->out[i - MADE];
-        if (tensor == 0 || !assay_step_is_changed(ctx, graph_step_name(step), g->tensors[tensor].row.name)) continue;
-        return i < MADE ? i : MADE;
-    }
-    return UNCHANGED;
-}
-
-static bool is_meant(const assay_context *ctx, const graph *g, int number, int *found)
+/* Whether the change names the step, or a tensor that it reads or makes. */
+static bool is_meant(const assay_context *ctx, const graph *g, int number)
 {
     const assay_step_change *change = ctx->change;
-    if (change != NULL && change->step > 0) return change->step == number + 1;
-    *found = change == NULL ? UNCHANGED : find_changed(ctx, g, &g->steps[number]);
-    return *found != UNCHANGED;
+    const graph_step *step = &g->steps[number];
+    if (change->step > 0) return change->step == number + 1;
+    for (int i = change->of_results ? GRAPH_IN : 0; i < GRAPH_IN + GRAPH_OUT; i++) {
+        const int tensor = i < GRAPH_IN ? step->in[i] : step->out[i - GRAPH_IN];
+        if (tensor != 0 && assay_step_is_changed(ctx, graph_step_name(step), g->tensors[tensor].row.name)) return true;
+    }
+    return false;
 }
 
 /* With the slope at one end of those that its kinks have; by: 0 or 1. */
@@ -54,21 +45,19 @@ const graph_step *graph_step_at(const assay_context *ctx, const graph *g, int nu
 {
     const graph_step *step = &g->steps[number];
     const assay_step_change *change = ctx->change;
-    int found = MADE;
-    if (change != NULL && change->how == ASSAY_STEP_KINKS) return on_kinks(step, change->by, changed);
-    if (!is_meant(ctx, g, number, &found)) return step;
+    if (change == NULL) return step;
+    if (change->how == ASSAY_STEP_KINKS) return on_kinks(step, change->by, changed);
+    if (!is_meant(ctx, g, number)) return step;
     *changed = *step;
     if (change->how == ASSAY_STEP_CHANGED) {
+        changed->hooks.with.input = change->input;
+        changed->hooks.with.by = change->by;
         if (!change->make(g, number, change->change, changed, NULL)) return step;
         changed->hooks.with.type = change->type;
     }
     if (change->how == ASSAY_STEP_TIMES) {
         *changed = graph_times(step->in[change->input], change->by);
         memcpy(changed->out, step->out, sizeof changed->out);
-    }
-    if (change->how == ASSAY_STEP_DETACHED) {
-        const bool of_second = found == GRAPH_SECOND_W || (step->with.product.branches > 1 && change->input == 1);
-        changed->with.product.detached = of_second ? 2 : 1;
     }
     return changed;
 }

@@ -236,11 +236,6 @@ static graph_call call_of(graph_run *r, const graph_step *step)
     return c;
 }
 
-static bool is_finer(assay_dtype one, assay_dtype other)
-{
-    return assay_dtype_unit_roundoff(one) < assay_dtype_unit_roundoff(other);
-}
-
 static assay_status call(assay_context *ctx, const graph_call *c,
                          assay_status (*direction)(assay_context *ctx, const graph_call *c))
 {
@@ -252,7 +247,9 @@ static assay_status call(assay_context *ctx, const graph_call *c,
         own = *given;
         own.staged |= step->staged;
         if (sums) own.sums = step->sums;
-        if (sums && step->kind->recurrent && is_finer(step->sums, given->multiply)) own.multiply = ASSAY_FLOAT64;
+        if (sums && step->kind->recurrent &&
+            assay_dtype_unit_roundoff(step->sums) < assay_dtype_unit_roundoff(given->multiply))
+            own.multiply = ASSAY_FLOAT64;
         ctx->emulation = &own;
     }
     const assay_status status = direction(ctx, c);

@@ -358,7 +358,8 @@ static assay_status make_cached(assay_context *ctx, const graph_call *c, double 
 static assay_status cached_backward(assay_context *ctx, const graph_call *c)
 {
     const assay_decode_inputs in = cached_inputs(c);
-    const assay_decode_gradients g = {c->dx[QUERY], c->dx[KEYS], c->dx[VALUES], c->dx[CACHED_SINKS]};
+    const assay_decode_gradients g = {c->dx[QUERY], c->dx[KEYS], c->dx[VALUES], c->dx[CACHED_SINKS],
+                                      c->dx[CACHED_KERNEL]};
     assay_decode_call call = {.out = c->y[ATTENTION_OUT], .lse = c->y[LSE], .dlse = c->dy[LSE]};
     OWNED double *zeros = NULL;
     OWNED_BY(assay_decode_plan_free) assay_decode_plan plan = {0};
@@ -388,7 +389,7 @@ static double cached_backward_operations(const graph *g, const graph_step *step)
 
 const graph_kind graph_kind_decode_attention = {.name = "decode_attention",
                                                 .reads = 1u << QUERY | 1u << KEYS | 1u << VALUES | 1u << CACHED_SINKS |
-                                                         3u << GRAPH_READS_OUT,
+                                                         1u << CACHED_KERNEL | 3u << GRAPH_READS_OUT,
                                                 .makes = 1u << QUERY | 1u << KEYS | 1u << VALUES,
                                                 .forward = forward,
                                                 .backward = cached_backward,

@@ -20,17 +20,6 @@ static const assay_tensor_row *row_of(const graph *g, int tensor)
     return &g->tensors[tensor].row;
 }
 
-static assay_product product_with(const graph *g, int w)
-{
-    return g->tensors[w].step < 0 ? ASSAY_PRODUCT_LINEAR : ASSAY_PRODUCT_OTHER;
-}
-
-/* Of the gradient of w, which its reader rounds where w is given. */
-static assay_product gradient_with(assay_product kind)
-{
-    return kind == ASSAY_PRODUCT_LINEAR ? ASSAY_PRODUCT_LINEAR_GRADIENT : kind;
-}
-
 static int64_t append_axes(assay_tensor_row *to, const assay_tensor_row *from, const char *axes)
 {
     int64_t count = 1;
@@ -48,7 +37,7 @@ static contraction contraction_of(const graph *g, const graph_step *step)
     const assay_tensor_row *a = row_of(g, step->in[0]), *b = row_of(g, step->in[1]), *y = row_of(g, step->out[0]);
     char own[ASSAY_MAX_RANK + 1], rows[ASSAY_MAX_RANK + 1], columns[ASSAY_MAX_RANK + 1], batch[ASSAY_MAX_RANK + 1],
         summed[ASSAY_MAX_RANK + 1];
-    contraction p = {.kind = product_with(g, step->in[1])};
+    contraction p = {.kind = g->tensors[step->in[1]].step < 0 ? ASSAY_PRODUCT_LINEAR : ASSAY_PRODUCT_OTHER};
     graph_axes_without(y->axes, b->axes, rows);
     graph_axes_without(y->axes, a->axes, columns);
     graph_axes_without(a->axes, y->axes, summed);
@@ -191,7 +180,7 @@ static assay_status backward(assay_context *ctx, const graph_call *c)
     }
     if (c->dx[1] != NULL) {
         assay_matmul_args args = assay_product_atb(NULL, a, dy, p.k, p.n, p.m);
-        args.kind = gradient_with(p.kind);
+        args.kind = p.kind == ASSAY_PRODUCT_LINEAR ? ASSAY_PRODUCT_LINEAR_GRADIENT : p.kind;
         MUST(multiply(ctx, c->dx[1], row_of(g, c->step->in[1]), &p.b, args, p.batch));
         if (p.kind == ASSAY_PRODUCT_OTHER) graph_round_gradient(ctx, c, 1);
     }

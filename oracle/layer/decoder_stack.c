@@ -100,12 +100,6 @@ static assay_status write_report(assay_context *ctx, const stack_run *run)
     return assay_write_result(ctx, run->out, "remat/operations_recomputed", 1, &report.operations_recomputed);
 }
 
-/* A residual of each microbatch of each layer. */
-static int64_t items_of(const assay_stack_config *config)
-{
-    return config->layers * (config->batch_split_factor > 0 ? config->batch_split_factor : 1);
-}
-
 static void clear_gradient(const stack_run *run, double *dx)
 {
     const int64_t width = run->size / run->tokens;
@@ -159,7 +153,9 @@ assay_status assay_stack_run(assay_context *ctx, const assay_stack_config *confi
         status = assay_refuse(ctx, "inputs/segment_ids: use_batch_split_schedule has none");
         goto cleanup;
     }
-    if (wants_backward(&run)) TRY(assay_remat_open(ctx, &run.store, &config->policy, items_of(config)));
+    const int64_t items =
+        config->layers * assay_larger(config->batch_split_factor, 1); /* residuals of microbatches of layers */
+    if (wants_backward(&run)) TRY(assay_remat_open(ctx, &run.store, &config->policy, items));
     for (int64_t layer = config->first_layer; layer < layer_plain_end(config); layer++)
         TRY(layer_forward(ctx, &run, layer, &x));
     if (config->batch_split_factor > 0) TRY(assay_batch_split_forward(ctx, &run, &split, &x));

@@ -65,11 +65,6 @@ assay_status assay_balance_loss(assay_context *ctx, double *lb_loss, const doubl
     return ASSAY_OK;
 }
 
-double assay_balance_coefficient(const assay_routing_config *config)
-{
-    return config->load_balance_loss_weight * (double)config->num_experts / (double)(config->batch * config->sequence);
-}
-
 static double logit_of(const double *logits, const double *bias, int64_t e)
 {
     return bias == NULL ? logits[e] : logits[e] + bias[e];

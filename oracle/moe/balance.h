@@ -17,9 +17,6 @@ void assay_balance_density(double *density, const int32_t *selected_experts, con
 assay_status assay_balance_loss(assay_context *ctx, double *lb_loss, const double *probabilities, const double *density,
                                 const assay_routing_config *config);
 
-/* The derivative of the loss by probabilities[b,s,e] is this times density[b,e], for every s. */
-double assay_balance_coefficient(const assay_routing_config *config);
-
 /* log_sums [T] of logits [T,E] plus bias [E] or NULL, and z_loss of them. */
 double assay_z_loss(const assay_context *ctx, double *log_sums, const double *logits, const double *bias,
                     const assay_routing_config *config);

@@ -62,7 +62,6 @@ typedef struct assay_moe_config {
     assay_activation activation;      /* mlp_activations[0] */
     assay_glu glu;                    /* of the routed experts; the shared expert is never clamped */
     double limit;                     /* mlp_activations_limit */
-    double alpha;                     /* of gated_mlp.h */
     bool fused_weights;               /* prefuse_moe_weights: weights/wi */
     assay_quantize_config hidden;     /* of the experts and the shared one: assay_gated_mlp_config */
     assay_quant_recipe_config recipe; /* likewise, of the sparse path; all weights are in memory for scales of all */
@@ -86,7 +85,6 @@ assay_gated_mlp_config assay_moe_shared_config(const assay_moe_config *config, i
 /* Copies of a token, and experts with weights: those of the router, and the fused shared ones. */
 int64_t assay_moe_slots(const assay_moe_config *config);
 int64_t assay_moe_experts(const assay_moe_config *config);
-int64_t assay_moe_local_experts(const assay_moe_config *config); /* of those, here */
 
 assay_status assay_moe_check(assay_context *ctx, const assay_moe_config *config);
 

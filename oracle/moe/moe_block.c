@@ -25,7 +25,8 @@ static moe_block block_of(const assay_moe_config *config, const assay_sharding *
 {
     const bool sharded = assay_is_sharded(config, of), dense = config->path == ASSAY_MOE_DENSE;
     const assay_sharding *sharding = sharded ? of : &assay_one_device;
-    const bool joins = assay_quant_recipe_joins_groups(config->recipe.recipe);
+    const assay_quant_recipe *recipe = config->recipe.recipe; /* some of its scales may be of all groups together */
+    const bool joins = recipe != NULL && recipe->w.scales == ASSAY_SCALES_COLUMNS && !recipe->each_group;
     const bool global = config->routing.balance_scope == ASSAY_BALANCE_GLOBAL || !sharded;
     const assay_shard_sizes s = assay_shard_sizes_of(config, sharding);
     moe_block block = {
@@ -42,7 +43,7 @@ static moe_block block_of(const assay_moe_config *config, const assay_sharding *
         .experts = config->routing.num_experts,
         .emb_dim = config->emb_dim,
         .chosen = config->routing.num_experts_per_tok,
-        .local_experts = assay_moe_local_experts(config),
+        .local_experts = config->local_num_experts > 0 ? config->local_num_experts : assay_moe_experts(config),
         .pieces = s.shards * s.chunks,
         .losses = global ? 1 : s.shards,
         .loss_copies = global ? 1 : s.hidden_shards,

@@ -276,9 +276,7 @@ typedef struct moe_shared_gate {
     double *dy;            /* [T,D]: the cotangent of what the gate multiplies; NULL without gradients */
 } moe_shared_gate;
 assay_status moe_shared_gate_forward(assay_context *ctx, moe_shared_gate *g, const moe_block *block, bool gradients);
-/* y [T,D] times the gate, in place. */
-void moe_shared_gate_weigh(const assay_context *ctx, const moe_shared_gate *g, const moe_block *block, double *y);
-/* y: before that. The kernel's gradient is written; the part of x joins dx, which may be NULL. */
+/* y [T,D]: not yet times the gate. The kernel's gradient is written; the part of x joins dx, which may be NULL. */
 assay_status moe_shared_gate_backward(assay_context *ctx, const moe_shared_gate *g, const moe_block *block,
                                       const double *y, double *dx);
 void moe_shared_gate_free(moe_shared_gate *g);

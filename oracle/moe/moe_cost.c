@@ -9,7 +9,6 @@ assay_gated_mlp_config assay_moe_expert_config(const assay_moe_config *config, i
                                     .activation = {config->activation, ASSAY_LINEAR},
                                     .glu = config->glu,
                                     .limit = config->limit,
-                                    .alpha = config->alpha,
                                     .fused = config->fused_weights,
                                     .hidden = config->hidden,
                                     .recipe = config->recipe};
@@ -33,11 +32,6 @@ int64_t assay_moe_slots(const assay_moe_config *config)
 int64_t assay_moe_experts(const assay_moe_config *config)
 {
     return config->routing.num_experts + config->fused_shared_experts;
-}
-
-int64_t assay_moe_local_experts(const assay_moe_config *config)
-{
-    return config->local_num_experts > 0 ? config->local_num_experts : assay_moe_experts(config);
 }
 
 double assay_moe_flops(const assay_moe_config *config, bool backward)

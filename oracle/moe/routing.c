@@ -181,7 +181,7 @@ static void gathered_backward(double *d_values, const double *d_weights, const d
     }
     if (rule->divide) {
         const double divisor = divisor_of(gathered, count, rule);
-        if (!rule->detached) assay_center(d_values, gathered, rule->epsilon / divisor, count);
+        rule->through_sum(d_values, gathered, rule->epsilon / divisor, count);
         for (int64_t k = 0; k < count; k++) d_values[k] /= divisor;
     }
     if (rule->softmax_chosen) {
@@ -232,10 +232,13 @@ static double mean_error(const assay_context *ctx, int64_t all, const double *p,
 static void balance_part(const backward_pass *pass, int64_t t, double *d)
 {
     const assay_context *ctx = pass->ctx;
-    const int64_t experts = pass->config->num_experts;
+    const assay_routing_config *c = pass->config;
+    const int64_t experts = c->num_experts;
     const double *density = pass->r->density + t / assay_balance_sequences(pass->config).sequence * experts;
     const double *probabilities = pass->r->probabilities + t * experts;
-    const double coefficient = pass->d_lb_loss * assay_balance_coefficient(pass->config);
+    /* the derivative of the loss by probabilities[b,s,e] is this times density[b,e], for every s */
+    const double coefficient =
+        pass->d_lb_loss * (c->load_balance_loss_weight * (double)experts / (double)(c->batch * c->sequence));
     for (int64_t e = 0; e < experts; e++) d[e] = coefficient * density[e];
     assay_round(ctx, ASSAY_ROUND_ROUTER, experts, d);
     if (pass->rule.bias_inside) return;
@@ -437,8 +440,7 @@ assay_status assay_routing_backward(assay_context *ctx, double *d_logits, double
     assay_z_loss_backward(ctx, d_logits, d_z_loss, r->log_sums, in->logits, linear ? in->bias : NULL, config);
     if (d_bias != NULL && linear) bias_backward(d_bias, &pass);
     if (d_per_expert_scale != NULL) expert_scale_backward(d_per_expert_scale, &pass);
-    if (pass.rule.constant)
-        memset(d_logits, 0, (size_t)(config->batch * config->sequence * config->num_experts) * sizeof *d_logits);
+    if (pass.rule.behind != NULL) pass.rule.behind(d_logits, config->batch * config->sequence * config->num_experts);
 cleanup:
     free(pass.scratch);
     return status;

@@ -38,6 +38,7 @@ static assay_routing_rule rule_of_family(const assay_routing_config *config)
         .softmax_chosen = family == ASSAY_ROUTER_DEFAULT,
         .divide = config->norm_topk_prob,
         .epsilon = 0.0,
+        .through_sum = assay_center,
         .factor = deepseek ? config->routed_scaling_factor : 1.0,
         .expert_scale = family == ASSAY_ROUTER_DEFAULT || gemma4,
         .groups = deepseek && config->n_routing_groups > 0,
@@ -75,7 +76,8 @@ assay_routing_rule assay_routing_rule_of(const assay_routing_config *config)
 
 bool assay_routing_has_naive_form(const assay_routing_rule *rule)
 {
-    return rule->softmax_chosen && rule->score_func == ASSAY_SCORE_NONE && !rule->detached && rule->epsilon == 0.0;
+    return rule->softmax_chosen && rule->score_func == ASSAY_SCORE_NONE && rule->through_sum == assay_center &&
+           rule->epsilon == 0.0;
 }
 
 bool assay_routing_divides(const assay_routing_config *config)

@@ -33,10 +33,6 @@ static inline int64_t assay_token_range_begin(const assay_context *ctx, int64_t 
 /* scores_t [E] and what selects [E] of one token. */
 void assay_routing_scores(const assay_context *ctx, double *scores, double *selecting, const double *logits,
                           const double *bias, int64_t experts, const assay_routing_rule *rule);
-/* d[i] -= (1 - missing) times the mean of the d weighed by the p, to the last bit: d - mean cancels where one p has nearly all
- * the weight, and the whole mean where the d come from weights over their sum. */
-void assay_center(double *d, const double *p, double missing, int64_t count);
-
 /* The naive form of a softmax over the chosen (assay_routing_has_naive_form), rounded step by step: emulated runs alone take
  * it. p [E] is the softmax over all. False: the chosen have too little of it for that form, and nothing is set. */
 bool assay_routing_naive_forward(const assay_context *ctx, double *gathered, double *p, const double *selecting,

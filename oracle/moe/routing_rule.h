@@ -6,6 +6,11 @@
 /* What selects experts: scores + bias, the scores themselves, or the argument of the score function. */
 typedef enum assay_selects { ASSAY_SELECTS_BIASED, ASSAY_SELECTS_SCORES, ASSAY_SELECTS_ARGUMENT } assay_selects;
 
+/* d[i] -= (1 - missing) times the mean of the d weighed by the p, to the last bit: d - mean cancels where one p has nearly all
+ * the weight, and the whole mean where the d come from weights over their sum. */
+typedef void assay_sum_gradient(double *d, const double *p, double missing, int64_t count);
+assay_sum_gradient assay_center;
+
 /* A family's rule, so that the computation itself knows no families. */
 typedef struct assay_routing_rule {
     assay_score_func score_func;
@@ -15,10 +20,10 @@ typedef struct assay_routing_rule {
     bool weighs_scores;  /* else what selects */
     bool softmax_chosen; /* softmax over the K chosen */
     bool divide;         /* by the sum over the K chosen plus epsilon */
-    bool detached;       /* no gradient of that sum */
-    bool constant;       /* none of the logits */
     double epsilon;
-    double factor; /* routed_scaling_factor or 1 */
+    assay_sum_gradient *through_sum;                 /* of the sum over the K chosen */
+    void (*behind)(double *d_logits, int64_t count); /* NULL: they stay as they are */
+    double factor;                                   /* routed_scaling_factor or 1 */
     bool expert_scale;
     bool groups;
     double masked; /* what an expert of a group that goes is chosen by */

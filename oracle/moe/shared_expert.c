@@ -82,7 +82,7 @@ assay_status moe_shared_run(assay_context *ctx, moe_block *block)
     if (gated) all.dy = gate.dy;
     TRY(run_pieces(ctx, block, &all, gradients));
     if (gated && gradients) TRY(moe_shared_gate_backward(ctx, &gate, block, all.y, all.dx));
-    if (gated && block->need_y) moe_shared_gate_weigh(ctx, &gate, block, all.y);
+    if (gated && block->need_y) moe_gather(ctx, all.y, all.y, NULL, gate.gate, block->tokens, block->emb_dim);
     if (block->need_y) join(ctx, block, block->y, all.y);
     if (block->need_dx) join(ctx, block, block->dx, all.dx);
 cleanup:

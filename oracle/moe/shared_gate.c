@@ -35,11 +35,6 @@ void moe_shared_gate_free(moe_shared_gate *g)
     free(g->dy);
 }
 
-void moe_shared_gate_weigh(const assay_context *ctx, const moe_shared_gate *g, const moe_block *block, double *y)
-{
-    moe_gather(ctx, y, y, NULL, g->gate, block->tokens, block->emb_dim);
-}
-
 assay_status moe_shared_gate_backward(assay_context *ctx, const moe_shared_gate *g, const moe_block *block,
                                       const double *y, double *dx)
 {

@@ -163,11 +163,6 @@ static inline __attribute__((always_inline)) void activate(const assay_context *
     if (f == ASSAY_LINEAR) without_sigmoid(ASSAY_LINEAR, n, c);
 }
 
-static void activate_scalar(const assay_context *ctx, form f, int64_t n, chunk *c)
-{
-    activate(ctx, f, n, c);
-}
-
 #ifdef __x86_64__
 __attribute__((target("avx2,fma"))) static void activate_avx2(const assay_context *ctx, form f, int64_t n, chunk *c)
 {
@@ -183,16 +178,10 @@ __attribute__((target("avx512f"))) static void activate_avx512(const assay_conte
 static void activate_chunk(const assay_context *ctx, form f, int64_t n, chunk *c)
 {
 #ifdef __x86_64__
-    if (ctx->isa == ASSAY_ISA_AVX512) {
-        activate_avx512(ctx, f, n, c);
-        return;
-    }
-    if (ctx->isa == ASSAY_ISA_AVX2) {
-        activate_avx2(ctx, f, n, c);
-        return;
-    }
+    if (ctx->isa == ASSAY_ISA_AVX512) return activate_avx512(ctx, f, n, c);
+    if (ctx->isa == ASSAY_ISA_AVX2) return activate_avx2(ctx, f, n, c);
 #endif
-    activate_scalar(ctx, f, n, c);
+    activate(ctx, f, n, c);
 }
 
 /* What an emulated run makes of 1 + erf or 1 + tanh, as kernels write gelu: that cancels where x is far below 0. */

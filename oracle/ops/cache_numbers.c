@@ -6,12 +6,6 @@
 #include "oracle/base/memory.h"
 #include "oracle/ops/rms_norm.h"
 
-/* Whether what is rotated is of the norm, whose weights it then matters to come first. */
-static bool rotated_by_norm(const assay_cache_numbers_config *c)
-{
-    return c->second == 0 || c->norm == ASSAY_CACHE_NORM_ROW;
-}
-
 int64_t assay_cache_norm_width(const assay_cache_numbers_config *c)
 {
     return c->columns + (c->norm == ASSAY_CACHE_NORM_ROW ? c->second : 0);
@@ -72,7 +66,8 @@ static assay_status rotate(assay_context *ctx, const assay_cache_numbers *n, con
     OWNED_BY(assay_rope_table_free) assay_rope_table table = {0};
     MUST(assay_rope_check_positions(ctx, n->positions, c->tokens, &c->rope));
     MUST(assay_alloc_f64(ctx, "rotation angles", c->tokens * c->rope.dim / 2, &angles));
-    if (c->norm != ASSAY_CACHE_NORM_NONE && rotated_by_norm(c)) {
+    /* what is rotated is of the norm, whose weights it then matters to come first */
+    if (c->norm == ASSAY_CACHE_NORM_ROW || (c->norm != ASSAY_CACHE_NORM_NONE && c->second == 0)) {
         assay_round(ctx, ASSAY_ROUND_STORAGE, c->tokens * c->heads * c->columns, n->numbers);
         if (c->second > 0) assay_round(ctx, ASSAY_ROUND_STORAGE, c->tokens * c->second, n->second);
     }

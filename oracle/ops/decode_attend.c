@@ -293,17 +293,17 @@ assay_status decode_attend(assay_context *ctx, const assay_decode_config *c, con
 /* --- back --- */
 
 /* A block of queries, whose dout is in `rows.out`, and a block of keys, which are in `rows.gathered`. */
-typedef struct decode_back {
+typedef struct decode_block {
     decode_rows rows;
     const assay_decode_call *call;
     const assay_decode_gradients *g;
     double *dquery, *lse, *shift;  /* of queries; as attention_row_gradient has them */
     double *ds, *slope;            /* [count,KEYS], as `rows.p` */
     double *value, *dkey, *dvalue; /* of keys; of latents parts of these */
-} decode_back;
+} decode_block;
 
 /* What came back to a row. */
-static void load_row(const assay_context *ctx, const decode_back *b, int64_t split, int64_t i)
+static void load_row(const assay_context *ctx, const decode_block *b, int64_t split, int64_t i)
 {
     const decode_rows *r = &b->rows;
     const assay_decode_config *c = r->config;
@@ -328,7 +328,7 @@ static void load_row(const assay_context *ctx, const decode_back *b, int64_t spl
 }
 
 /* Scores and products of dout with values become probabilities and gradients of scores; of keys that the row does not see 0. */
-static void soften_back(const assay_context *ctx, const decode_back *b, int64_t split, int64_t i, assay_key_range keys)
+static void soften_back(const assay_context *ctx, const decode_block *b, int64_t split, int64_t i, assay_key_range keys)
 {
     const decode_rows *r = &b->rows;
     const assay_decode_config *c = r->config;
@@ -347,7 +347,7 @@ static void soften_back(const assay_context *ctx, const decode_back *b, int64_t 
 }
 
 /* To the cache, as it lies. */
-static void add_to_cache(const assay_context *ctx, const decode_back *b, assay_key_range keys, double *cache,
+static void add_to_cache(const assay_context *ctx, const decode_block *b, assay_key_range keys, double *cache,
                          const double *from, int64_t width)
 {
     const int64_t *rows = b->rows.plan->rows + b->rows.list * b->rows.plan->longest;
@@ -356,7 +356,7 @@ static void add_to_cache(const assay_context *ctx, const decode_back *b, assay_k
             assay_add(ctx, width, from, cache + assay_decode_place(b->rows.config, rows[key], b->rows.kv) * width);
 }
 
-static assay_status keys_back(assay_context *ctx, const decode_back *b, int64_t split, int64_t first)
+static assay_status keys_back(assay_context *ctx, const decode_block *b, int64_t split, int64_t first)
 {
     const decode_rows *r = &b->rows;
     const assay_decode_config *c = r->config;
@@ -388,7 +388,7 @@ static assay_status keys_back(assay_context *ctx, const decode_back *b, int64_t 
 
 static assay_status rows_back(assay_context *ctx, decode_rows *r, const void *back)
 {
-    const decode_back *b = back;
+    const decode_block *b = back;
     const int64_t width = r->config->width;
     gather_queries(ctx, r, r->in->query);
     memset(b->dquery, 0, (size_t)(r->count * width) * sizeof *b->dquery);
@@ -404,13 +404,12 @@ static assay_status rows_back(assay_context *ctx, decode_rows *r, const void *ba
     return ASSAY_OK;
 }
 
-assay_status assay_decode_backward(assay_context *ctx, const assay_decode_config *c, const assay_decode_inputs *in,
-                                   const assay_decode_plan *plan, const assay_decode_call *call,
-                                   const assay_decode_gradients *g)
+assay_status decode_back(assay_context *ctx, const assay_decode_config *c, const assay_decode_inputs *in,
+                         const assay_decode_plan *plan, const assay_decode_call *call, const assay_decode_gradients *g)
 {
     const int64_t caches = c->pages * c->stride * c->kv_heads, width = c->width, wide = c->v_dim;
     const int64_t rows = plan->tokens * group_of(c), block = rows < DECODE_ROWS ? rows : DECODE_ROWS;
-    decode_back b = {.rows = {.config = c, .in = in, .plan = plan}, .call = call, .g = g};
+    decode_block b = {.rows = {.config = c, .in = in, .plan = plan}, .call = call, .g = g};
     OWNED double *room = NULL;
     double **const rooms[] = {&b.rows.query, &b.dquery, &b.rows.out,      &b.lse,  &b.shift, &b.rows.p,
                               &b.ds,         &b.slope,  &b.rows.gathered, &b.dkey, &b.value, &b.dvalue};

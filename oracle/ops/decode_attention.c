@@ -6,11 +6,6 @@
 #include "oracle/base/memory.h"
 #include "oracle/ops/decode_internal.h"
 
-int64_t assay_decode_out_dim(const assay_decode_config *config)
-{
-    return config->nope > 0 ? config->out_dim : config->v_dim;
-}
-
 int64_t assay_decode_most_keys(const assay_decode_config *c)
 {
     return c->max_pages > 0 ? c->max_pages * c->page : c->page;

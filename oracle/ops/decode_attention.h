@@ -77,8 +77,6 @@ void assay_decode_see(const assay_decode_plan *plan, int64_t list, int64_t token
 /* The row of heads in which row `row` of a plan has a head. */
 int64_t assay_decode_place(const assay_decode_config *config, int64_t row, int64_t head);
 
-/* Numbers of a row of attention_out. */
-int64_t assay_decode_out_dim(const assay_decode_config *config);
 assay_status assay_decode_check(assay_context *ctx, const assay_decode_config *config);
 /* "inputs/block_table[1,2] is 9, expected 0 to 7 (pagedattn_num_pages): sequence 1 has 70 keys" */
 assay_status assay_decode_check_table(assay_context *ctx, const assay_decode_config *config,
@@ -96,9 +94,9 @@ assay_status assay_decode_attend(assay_context *ctx, const assay_decode_config *
 typedef struct assay_decode_call {
     const double *out, *lse, *dout, *dlse;
 } assay_decode_call;
-/* Of caches as they lie: what nobody reads has 0. dsinks NULL: nobody wants it. From wkv_b on there is none. */
+/* Of caches as they lie: what nobody reads has 0. dsinks NULL: nobody wants it. dkernel: from wkv_b on. */
 typedef struct assay_decode_gradients {
-    double *dquery, *dkey, *dvalue, *dsinks;
+    double *dquery, *dkey, *dvalue, *dsinks, *dkernel;
 } assay_decode_gradients;
 assay_status assay_decode_backward(assay_context *ctx, const assay_decode_config *config, const assay_decode_inputs *in,
                                    const assay_decode_plan *plan, const assay_decode_call *call,

@@ -22,3 +22,5 @@ int64_t decode_place_of_lse(const assay_decode_config *config, int64_t row);
 /* out [splits,B,S,N,V], lse [splits,B,N,S], of absorbed queries or of heads of their own. */
 assay_status decode_attend(assay_context *ctx, const assay_decode_config *config, const assay_decode_inputs *in,
                            const assay_decode_plan *plan, const double *query, double *out, double *lse);
+assay_status decode_back(assay_context *ctx, const assay_decode_config *config, const assay_decode_inputs *in,
+                         const assay_decode_plan *plan, const assay_decode_call *call, const assay_decode_gradients *g);

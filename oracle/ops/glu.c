@@ -18,11 +18,6 @@ static inline double clamp_above(double x, double limit)
     return x > limit ? limit : x;
 }
 
-static inline double clamp_both(double x, double limit)
-{
-    return x < -limit ? -limit : clamp_above(x, limit);
-}
-
 /* In a run stage by stage: f comes with the error of an elementary function; f' with that of its terms, which cancel near
  * its zero; gelu's tanh cancels where x is below 0. relu and linear are exact. */
 static void err(const assay_context *ctx, assay_activation function, int64_t n, const double *x, double *f,
@@ -43,21 +38,17 @@ static void err(const assay_context *ctx, assay_activation function, int64_t n, 
     for (int64_t i = 0; i < n; i++) slope[i] += moved[i] - terms[i];
 }
 
-/* gpt_oss: x sigmoid(alpha x) is, at this number times x, that of 1.702 over this number. */
-static double stretch_of(const assay_gated_mlp_config *config)
-{
-    return config->alpha > 0 ? config->alpha / ASSAY_GPT_OSS_ALPHA : 1;
-}
-
 static void clamped_factors(const assay_context *ctx, const double *a, const double *b, int64_t n,
                             const assay_gated_mlp_config *config, factors *f)
 {
     const bool gpt_oss = config->glu == ASSAY_GLU_GPT_OSS;
-    const double limit = config->limit, shift = gpt_oss ? 1 : 0, stretch = stretch_of(config);
+    const double limit = config->limit, shift = gpt_oss ? 1 : 0;
+    /* x sigmoid(alpha x) is, at this number times x, that of 1.702 over this number */
+    const double stretch = config->alpha > 0 ? config->alpha / ASSAY_GPT_OSS_ALPHA : 1;
     double x[CHUNK];
     for (int64_t i = 0; i < n; i++) {
         f->u[i] = clamp_above(a[i], limit);
-        f->v[i] = clamp_both(b[i], limit) + shift;
+        f->v[i] = (b[i] < -limit ? -limit : clamp_above(b[i], limit)) + shift;
         f->dv[i] = fabs(b[i]) > limit ? 0 : 1;
     }
     memcpy(x, f->u, (size_t)n * sizeof *x);

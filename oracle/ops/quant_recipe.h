@@ -52,8 +52,6 @@ typedef struct assay_quant_recipe {
 } assay_quant_recipe;
 
 const assay_quant_recipe *assay_quant_recipe_by_name(const char *name); /* NULL: there is none */
-/* Whether some of its scales are of all groups together. NULL, which is no recipe, has none. */
-bool assay_quant_recipe_joins_groups(const assay_quant_recipe *recipe);
 
 /* amax: the largest magnitude times `factor`, or `fixed` where that is above 0. */
 typedef struct assay_calibration {

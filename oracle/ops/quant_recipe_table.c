@@ -34,11 +34,6 @@ const assay_quant_recipe *assay_quant_recipe_by_name(const char *name)
     return NULL;
 }
 
-bool assay_quant_recipe_joins_groups(const assay_quant_recipe *recipe)
-{
-    return recipe != NULL && recipe->w.scales == ASSAY_SCALES_COLUMNS && !recipe->each_group;
-}
-
 bool assay_calibration_of(const char *text, assay_calibration *calibration)
 {
     double given[2] = {0};

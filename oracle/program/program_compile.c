@@ -1,4 +1,5 @@
 /* From lines of text to nodes. */
+#include <ctype.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
@@ -46,15 +47,12 @@ static bool takes(compiler *c, char letter)
     return true;
 }
 
-static bool begins_name(char c)
-{
-    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_';
-}
-
 size_t assay_program_name_length(const char *at)
 {
     size_t length = 0;
-    while (begins_name(at[length]) || (length > 0 && at[length] >= '0' && at[length] <= '9')) length++;
+    while (isalpha((unsigned char)at[length]) || at[length] == '_' ||
+           (length > 0 && at[length] >= '0' && at[length] <= '9'))
+        length++;
     return length;
 }
 

@@ -6,11 +6,6 @@
 #include "oracle/quad/quad_blocks.h"
 #include "oracle/quad/quad_internal.h"
 
-static bool is_deepseek(const assay_routing_config *config)
-{
-    return config->family == ASSAY_ROUTER_DEEPSEEK3 || config->family == ASSAY_ROUTER_DEEPSEEK2;
-}
-
 /* --- scores --- */
 
 static quad_node scores_of(quad_tape *t, assay_score_func f, quad_node logits)
@@ -112,7 +107,7 @@ static quad_node weights_of(quad_tape *t, const assay_routing_config *config, co
     }
     quad_node weights = quad_view(t, quad_gather(t, quad_view(t, from, 1), index, copies), k);
     if (config->use_random_routing || family == ASSAY_ROUTER_LLAMA4) return weights;
-    if (is_deepseek(config)) {
+    if (config->family == ASSAY_ROUTER_DEEPSEEK3 || config->family == ASSAY_ROUTER_DEEPSEEK2) {
         if (added == 0 && !config->renormalize_exactly) added = 1 / (quad)1e20;
         if (unbounded && !config->undivided) weights = quad_over_sum(t, weights, added);
         return quad_times(t, weights, config->routed_scaling_factor);

@@ -413,6 +413,26 @@ def decode_back(ar, s, t, scale, out, lse):
     return found if s["kv_cache_dtype"] == "auto" else {name: x for name, x in found.items() if "cache" not in name}
 
 
+def decode_back_naive(ar, s, t, scale):
+    """From wkv_b on: those of attention over latents, through the products before and behind it."""
+    kernel, nope, d_out = t["weights/wkv_b/kernel"], t["inputs/query_nope"], t["cotangents/attention_out"]
+    width, rank = nope.shape[-1], len(kernel)
+    rows = lambda x, n: x[:, :, n].reshape(-1, x.shape[-1])
+    beside = lambda heads: np.stack(heads, 1).reshape(*nope.shape[:3], -1)
+    by_head = lambda x, w: beside([ar.linear(rows(x, n), w[:, n].T) for n in range(kernel.shape[1])])
+    own = {name: x for name, x in t.items() if name not in ("weights/wkv_b/kernel", "inputs/query_nope")} | {
+        "inputs/query": np.concatenate([ar.store(by_head(nope, kernel[..., :width])), t["inputs/query_pe"]], -1),
+        "cotangents/attention_out": ar.store(by_head(d_out, kernel[..., width:]))}
+    latent, lse = decode(ar, s, own, scale)
+    found = decode_back(ar, s, own, scale, ar.store(latent), lse)
+    d_query = ar.store(found.pop("gradients/inputs/query"))
+    d_absorbed = d_query[..., :rank]
+    d_kernel = [np.concatenate([ar.weight_gradient(rows(d_absorbed, n), rows(nope, n)),
+                                ar.weight_gradient(rows(ar.store(latent), n), rows(d_out, n))], 1) for n in range(kernel.shape[1])]
+    return found | {"gradients/inputs/query_nope": by_head(d_absorbed, np.swapaxes(kernel[..., :width], 0, 2)),
+                    "gradients/inputs/query_pe": d_query[..., rank:], "gradients/weights/wkv_b/kernel": np.stack(d_kernel, 1)}
+
+
 def softmax_scale(ar, s, dim):
     if s.number("query_pre_attn_scalar") != 0:
         return ar.float(s.number("query_pre_attn_scalar"))

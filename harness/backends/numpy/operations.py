@@ -2,7 +2,7 @@
 import numpy as np
 
 from batch_split import run_function
-from kernels_attention import attention, decode, decode_back, gqa, merge_states, mla, rope, softmax_scale, window_of
+from kernels_attention import attention, decode, decode_back, decode_back_naive, gqa, merge_states, mla, rope, softmax_scale, window_of
 from kernels_basic import GatedMlp, grouped_product, permute, layer_norm, over_root, rms_norm, unpermute
 from kernels_cache import cache_append, caches
 from kernels_moe import Router, expert_checkpoints, gradient_checkpoints, moe
@@ -168,8 +168,11 @@ def run_attention(ar, s, t):
 
 def run_decode(ar, s, t, scale):
     t = caches(ar, s, t)
+    naive = s.true("cache_gradients") and "inputs/query_nope" in t
+    gradients = decode_back_naive(ar, s, t, scale) if naive else {}
     out, lse = decode(ar, s, t, scale)
-    gradients = decode_back(ar, s, t, scale, out, lse) if s.true("cache_gradients") else {}
+    if s.true("cache_gradients") and not naive:
+        gradients = decode_back(ar, s, t, scale, out, lse)
     return {"outputs/attention_out": out, "outputs/lse": lse} | gradients
 
 
