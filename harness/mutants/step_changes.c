@@ -282,10 +282,17 @@ static void transpose(const graph *g, const graph_step *step, double *values, bo
     step_relay(shape->dims[last - 1], shape->dims[last], size, assay_shape_count(shape), values, gradient);
 }
 
-/* What is compared with it is less where it was equal. */
-static void step_one_more(const graph *g, const graph_step *step, double *values, bool gradient)
+/* What is compared with it is less where it was equal, or so many places on. */
+static void step_more(const graph *g, const graph_step *step, double *values, bool gradient)
 {
-    for (int64_t i = 0; i < assay_shape_count(&misread_row(g, step)->shape) && !gradient; i++) values[i]++;
+    for (int64_t i = 0; i < assay_shape_count(&misread_row(g, step)->shape) && !gradient; i++)
+        values[i] += step->hooks.with.by;
+}
+
+/* By which are divided are as many as there are blocks. */
+static void step_blocks(const graph *g, const graph_step *step, double *values, bool gradient)
+{
+    if (!gradient) values[0] = fmax(1, floor((double)graph_in_size(g, step, 0) / values[0]));
 }
 
 static void step_reverse(const graph *g, const graph_step *step, double *values, bool gradient)
@@ -639,6 +646,49 @@ static bool step_spoil(const step_place *a, graph_values *how, double by)
     a->to->hooks.with.values = how;
     a->to->hooks.with.by = by;
     return !tensor_of(a, a->step->out[0])->constant;
+}
+
+static void step_fill(const graph *g, const graph_step *step, double *values, bool gradient)
+{
+    for (int64_t i = 0; i < graph_size(g, step->out[0]) && !gradient; i++) values[i] = step->hooks.with.by;
+}
+
+static bool compares(const graph_step *step, bool less_alone)
+{
+    const int f = step->with.general.function;
+    return step->kind == &graph_kind_binary && (f == GRAPH_BINARY_less || (f == GRAPH_BINARY_equal && !less_alone));
+}
+
+/* Whatever is compared. */
+static bool step_decide(const step_place *a, double by)
+{
+    step_spoil(a, step_fill, by);
+    return compares(a->step, false);
+}
+
+static bool step_compare_beside(const step_place *a, double by)
+{
+    a->to->hooks.with.by = by;
+    return by != 0 && compares(a->step, true) && step_misread(a, 1, step_more);
+}
+
+/* Rows and columns of other lengths, from the other end. */
+static bool step_align(const step_place *a)
+{
+    const assay_shape *shape = &output_row(a)->shape;
+    const int rank = shape->rank;
+    if (rank < 2 || a->which > 1) return false;
+    const int64_t off = shape->dims[rank - 1] - shape->dims[rank - 2];
+    snprintf(a->more, ASSAY_STEP_NAME, "%s", a->which == 0 ? "" : "_back");
+    return step_compare_beside(a, (double)(a->which == 0 ? off : -off));
+}
+
+/* Heads that share keys, and chunks. */
+static bool step_count_in_turns(const step_place *a)
+{
+    a->to->with.general.function = GRAPH_BINARY_mod;
+    return a->step->kind == &graph_kind_binary && a->step->with.general.function == GRAPH_BINARY_floor_div &&
+           output_row(a)->shape.rank == 1 && step_misread(a, 1, step_blocks);
 }
 
 /* Of outputs, as where a kernel reads one cotangent for all. */

@@ -45,7 +45,7 @@ LETTERS = "TDHNKFEBSRPVCGMJLQUWXYZIAO" + string.ascii_lowercase
 
 
 #: Steps that a function has by their names, with the axes of operands and result; * are any in front.
-NAMED = {"attention": "BSNH,BSKH,BSKV,BS,N->BSNV", "attention_lse": "BSNH,BSKH,BSKV,BS,N->BNS", "quantise": "*->*",
+NAMED = {"attention": "BSNH,BTKH,BTKV->BSNV", "attention_lse": "BSNH,BTKH,BTKV->BNS", "quantise": "*->*",
          "gated_delta_rule": "*TNK,*TNK,*TNV,*TN,*TN,*NKV->*TNV", "gated_delta_state": "*TNK,*TNK,*TNV,*TN,*TN,*NKV->*NKV", "linear_scan": "*TC,*TC->*TC"}
 RECORDERS: list[Any] = []  #: of functions of PyTorch that run now
 
@@ -141,6 +141,20 @@ class Step:
         self.coded = False  #: a line of its own, of a step or an output
 
 
+def by_places(array: "np.ndarray[Any, Any]") -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None":
+    """A number for each index of one axis and whole numbers that it multiplies."""
+    for axis in range(array.ndim):
+        rows = np.moveaxis(array, axis, 0)
+        if len(rows) < 2 or rows[0].size < 2 or not all(row.any() for row in rows):
+            continue
+        units = np.array([abs(row[row != 0]).min() for row in rows])
+        whole = np.rint(rows[0] / units[0])
+        shape = [-1 if i == axis else 1 for i in range(array.ndim)]
+        if (abs(units.reshape(-1, *[1] * (array.ndim - 1)) * whole - rows) <= 1e-7 * abs(rows)).all() and abs(whole).max() < 2**24 and np.ptp(whole) > 0:
+            return units.reshape(shape), np.expand_dims(whole, axis)
+    return None
+
+
 class Tracer:
     def __init__(self, name: str, function: Callable[..., Any], casts: bool = False, gradients: bool = True) -> None:
         self.name, self.function = name, function
@@ -158,6 +172,7 @@ class Tracer:
         self.types: dict[str, str] = {}  #: of its results that are fp8
         self.floats: dict[str, np.ndarray[Any, Any]] = {}  #: constants that are no whole numbers, by their names
         self.places: list[Value] = []  #: 0, 1, ..
+        self.far = FAR  #: of float16 its own lowest
         self.stands_alone = False  #: it has a step that only `assay.step` says, and so no numbers
         self.constants: list[tuple[np.ndarray[Any, Any], Value]] = []
         self.called: list[str] = []  #: their names
@@ -281,7 +296,10 @@ class Tracer:
         whole = not what and is_whole(array)
         levels = np.unique(array) if not whole and not what and not row else np.zeros(0)
         if len(levels) == 2 and array.ndim > 1 and levels[1] < np.inf:  # a mask that is added
-            return self.where(self.constant(array == levels[1]), self.number(float(levels[1])), self.number(max(float(levels[0]), FAR)))
+            return self.where(self.constant(array == levels[1]), self.number(float(levels[1])), self.number(max(float(levels[0]), self.far)))
+        factors = None if whole or what or row or array.size <= FEW or not (abs(array) < 1e30).all() else by_places(array)
+        if factors is not None:  # ALiBi: a slope for each head times a distance
+            return self.together("mul", [self.constant(factors[0]), self.constant(factors[1])])
         if not whole and (what or array.size > MOST or not np.isfinite(array).all()):
             raise lib.BadInput(what or f"a tensor {list(array.shape)} that is none of the function's arguments: {array.size} numbers, expected at most {MOST} finite ones, or an argument")
         if not whole and array.size <= FEW and not row:
@@ -292,6 +310,11 @@ class Tracer:
         array = array.astype(np.int64 if whole else np.float64)
         array = unrepeated(array)
         shape = [n for n in array.shape if n > 1]
+        if array.size > FEW and whole and len(shape) == 2 and not anew:
+            far = self.distances(array.reshape(shape))
+            if far is not None:
+                dims = iter(far.dims)
+                return far.seen([next(dims) if n > 1 else () for n in array.shape])
         if array.size > FEW and whole and len(shape) > 1 and not anew and 0 <= array.min() and array.max() <= 1:
             band = (self.band(array.reshape(shape)) if len(shape) == 2 else None) or self.intervals(array.reshape(shape))
         else:
@@ -327,6 +350,19 @@ class Tracer:
         self.places.append(made)
         return made
 
+    def distances(self, array: "np.ndarray[Any, Any]") -> Value | None:
+        """Whole numbers that say how far a column is from a row, with a sign or without."""
+        row, column = (self.constant(np.arange(n).reshape(shape)) for n, shape in ((array.shape[0], (-1, 1)), (array.shape[1], (1, -1))))
+        far = np.arange(array.shape[1]) - np.arange(array.shape[0])[:, None]
+        for sign, (one, other) in ((1, (column, row)), (-1, (row, column))):
+            if array.shape[0] > 1 and array.shape[1] > 1 and (array == array[0, 0] + sign * far).all():
+                made = self.together("sub", [self.numbers(one), self.numbers(other)])
+                return self.together("add", [made, self.number(int(array[0, 0]))]) if array[0, 0] else made
+            if (array == sign * abs(far)).all():
+                made = self.map("abs", self.together("sub", [self.numbers(row), self.numbers(column)]))
+                return made if sign > 0 else self.map("neg", made)
+        return None
+
     def band(self, mask: "np.ndarray[Any, Any]") -> Value | None:
         """A mask that says how far behind a row's index a column's may be: a causal one, a window; or what such a one hides."""
         rows, columns = mask.shape
@@ -346,6 +382,13 @@ class Tracer:
     def intervals(self, mask: "np.ndarray[Any, Any]") -> Value | None:
         """A mask that shows, or hides, of each row's columns those from one to another: documents, chunks, a prefix."""
         columns = np.arange(mask.shape[-1])
+        for kind in (1, 0):
+            shown = mask == kind
+            prefix = int(shown.all(tuple(range(mask.ndim - 1))).cumprod().sum())
+            causal = columns <= np.arange(len(mask)).reshape([-1] + [1] * (mask.ndim - 1)) + int(shown[-1].sum()) - len(mask)
+            if mask.ndim == 2 and 0 < prefix < mask.shape[1] and (shown == (causal | (columns < prefix))).all():
+                made = self.both("maximum", self.constant(causal), self.compare("lt", self.constant(columns.reshape(1, -1)), self.number(prefix)))
+                return made if kind else self.opposite(made)
         for kind in (1, 0):
             first = (mask == kind).argmax(-1)
             end = first + (mask == kind).sum(-1)
@@ -531,7 +574,7 @@ class Tracer:
             return chosen.seen([()] * (len(mask.dims) - len(chosen.dims)) + list(chosen.dims))
         if not mask.integer and not mask.whole:
             raise lib.BadInput("the mask is computed, expected whole numbers")
-        a, b = (self.number(FAR) if v.number is not None and v.number < FAR else v for v in (a, b))
+        a, b = (self.number(self.far) if v.number is not None and v.number < self.far else v for v in (a, b))
         if mask.truth and (a.number, b.number) in ((1, 0), (0, 1)):
             return self.truth(mask if a.number == 1 else self.opposite(mask))
         if mask.inverted:
@@ -916,6 +959,11 @@ class Tracer:
             return {"distribution": "experts", "high": self.distinct[id(v.core)] - 1}
         return {"values": distinct_rows([a.root().size for a in v.axes])}
 
+    def as_in_example(self, x: Value) -> None:
+        while x.step is not None and x.step.base in ("slice", "reshape", "float"):
+            x = x.step.reads[0]
+        self.group_sizes.add(id(x.core))
+
     def sorts(self, x: Value) -> None:
         """Equal numbers of a row may come out in either order, each with the other's gradient: so those of an argument are drawn as different ones."""
         while x.step is not None and x.step.base in ("neg", "reshape", "rearrange", "mul", "add", "sub", "float"):
@@ -1036,7 +1084,7 @@ class Tracer:
         rank = len(sizes)
         first = len(x.dims) - rank
         for i in reversed(range(rank)):
-            x = self.windows(x, first + i, sizes[i], stride[i], dilation[i], around[i], FAR if step == "max" else 0.0)
+            x = self.windows(x, first + i, sizes[i], stride[i], dilation[i], around[i], self.far if step == "max" else 0.0)
         return self.over(step, x, [first + 1 + 2 * i for i in range(rank)], False)
 
     def spread(self, x: Value, place: int, stride: int) -> Value:
@@ -1098,6 +1146,20 @@ class Tracer:
             made.origin = Origin("pad", (x,), made.dims, (place, before))
         return made
 
+    def attended(self, values: list[Value], parameters: Mapping[str, Any]) -> tuple[list[Value], list[str]]:
+        """The operands of attention, without dimensions of 1 behind the values, and the axes of each."""
+        query, key, *_ = values
+        others = [self.truth(v) if v.mask or v.truth else v for v in values[3:]]
+        others = [v if v.integer else v.seen([d for d in v.dims if size_of(d) > 1]) for v in others]
+        whole = [v for v in others if v.integer]
+        masked = size_of(query.dims[1]) != size_of(key.dims[1]) or len(whole) > 1 or any(not v.integer and len(v.dims) > 1 for v in others)
+        masked |= parameters.get("mask", "causal") != "causal" or any(parameters.get(name) for name in ("chunk", "prefix"))
+        t = "T" if masked else "S"
+        words = ["BSNH", f"B{t}KH", f"B{t}KV"]
+        for v in others:
+            words.append(("BS" if v is whole[0] else "BT") if v.integer else "N" if len(v.dims) == 1 else "BNST"[4 - len(v.dims):])
+        return [*values[:3], *others], words
+
     def step(self, name: str, values: Sequence[Value], parameters: Mapping[str, Any]) -> Value:
         """What `assay.step` says."""
         self.stands_alone = True
@@ -1109,7 +1171,9 @@ class Tracer:
             values = [self.ordered(v, [d or other for d, (_, other) in zip(v.dims, pair)]) for v, pair in zip(values, pairs)]
             parameters = {"over": lambda: self.letters(axes["T"])}
         given, out = NAMED[name].split("->")
-        words = [("BS" if v.integer else "N") if i > 2 and name.startswith("attention") else given.split(",")[i] for i, v in enumerate(values)]
+        words = given.split(",")
+        if name.startswith("attention"):
+            values, words = self.attended(list(values), parameters)
         more = "*" * (len(values[0].dims) - len(words[0].strip("*")))
         axes: dict[str, tuple[Axis, ...]] = {}
         operands = []
@@ -1119,6 +1183,9 @@ class Tracer:
             if len(letters) != len(v.dims):
                 raise lib.BadInput(f"expected operands of {NAMED[name].replace('*', '..')}")
             for i, letter in enumerate(letters):
+                if letter == "T" and "T" not in axes:  # of keys, which are others than queries
+                    v = self.renamed(v, [self.fresh(size_of(d)) if k == i and roots(d) == roots(axes["S"]) else d for k, d in enumerate(v.dims)])
+                    self.tensors.append([*axes["S"], *v.dims[i]])
                 v = self.fit(v, i, axes[letter]) if letter in axes else v
                 axes.setdefault(letter, v.dims[i])
             operands.append(v)
@@ -1825,6 +1892,7 @@ def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] 
 
     def recorded(gradients: bool) -> tuple[Tracer, list[tuple[str, Value]]]:
         tracer = Tracer(title, function, casts == "keep", gradients)
+        tracer.far = -65504.0 if settings.get("dtype") == "float16" else FAR
         try:
             return tracer, framework.record(tracer, function, dict(example), set(weights), integers or {})
         except lib.BadInput as why:

@@ -1235,6 +1235,18 @@ class Recorder(TorchDispatchMode):
     def on_scatter_add(self, out: Any, x: Any, place: int, index: Any, given: Any) -> Value:
         return self.scattered(x, place, index, given, True)
 
+    def on_bucketize(self, out: Any, x: Any, edges: Any, right: bool = False) -> Value:
+        """How many edges are below, or right: not above. They ascend, as the example's."""
+        self.t.as_in_example(self.of(edges))
+        below = self.t.compare("le" if right else "lt", self.of(edges), self.of(x).seen([*self.of(x).dims, ()]))
+        counted = self.t.along("cumsum", below, x.dim())  # whose last number is the sum, of whole numbers
+        return self.t.indices(self.t.reshape(self.t.slice(counted, x.dim(), len(edges) - 1, len(edges)), x.shape))
+
+    def on_searchsorted(self, out: Any, edges: Any, x: Any, right: bool = False, side: Any = None) -> Value:
+        if edges.dim() != 1:
+            raise lib.BadInput("expected edges of one dimension")
+        return self.on_bucketize(out, x, edges, right or side == "right")
+
     def on_bincount(self, out: Any, index: Any, weights: Any = None, least: int = 0) -> Value:
         if weights is not None or least < out.shape[0]:
             raise lib.BadInput("expected as many as are counted at least")
