@@ -119,6 +119,12 @@ def eplb(load, parts):
     return {"copies": copies[0], "expert": expert[0], "replica_of": replica[0], "y": (load.double() / copies[0])[expert[0]].reshape(4, 2).sum(1)}
 
 
+def eplb_nodes(load, parts):
+    expert, replica, copies = peer("EPLB/eplb.py").rebalance_experts_hierarchical(load[None].double(), 12, 4, 2, 4)
+    each = (load.double() / copies[0])[expert[0]]
+    return {"by_node": each.reshape(2, 6).sum(1).round().int(), "copies": copies[0], "expert": expert[0], "replica_of": replica[0], "y": each.reshape(2, 2, 3).sum(2)}
+
+
 class OnProcessor(TorchFunctionMode):
     """DeepEP's test draws its choice of experts on a GPU; here the choice is the case's, on a processor."""
 
@@ -169,4 +175,4 @@ def dispatch_combine(x, back, ids):
 
 
 PEERS = {"sparse-attention": (sparse_attention, {"rotated": 4, "count": 5}), "sparse-attention-odd": (sparse_attention, {"rotated": 2, "count": 3}),
-         "indexer-codes": (indexer_codes, {}), "eplb": (eplb, {}), "dispatch-combine": (dispatch_combine, {})}
+         "indexer-codes": (indexer_codes, {}), "eplb": (eplb, {}), "eplb-nodes": (eplb_nodes, {}), "dispatch-combine": (dispatch_combine, {})}

@@ -265,8 +265,8 @@ def glm_layer(x, positions, **w):
     layer, chosen = glm.GlmMoeDsaDecoderLayer(config, 0), []
     layer.self_attn.indexer.register_forward_hook(lambda module, given, ids: chosen.append(ids))
     told = {"attention_mask": torch.full((1, 1, len(x), len(x)), -torch.inf, dtype=x.dtype).triu(1), "position_embeddings": turns, "position_ids": positions[None]}
-    y = functional_call(layer, parameters, (x[None],), told)[0][0, 3:]
-    return {"y": y, "routing/ids/top_k": chosen[0][0, 3:]}
+    y = functional_call(layer, parameters, (x[None],), told)[0][0]
+    return {"y": y, "routing/ids/top_k": chosen[0][0]}
 
 
 def lora(x, w, a, b, adapter=None, **factor):

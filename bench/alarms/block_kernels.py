@@ -356,14 +356,14 @@ def layer(k, x, positions, q_proj, k_proj, v_proj, o_proj, gate, up, down, befor
     return {"y": r + norm(k.product("btf,df->btd", h, down), behind_mlp)}
 
 
-def glm_layer(k, x, positions, q_a, q_norm, q_b, kv_a, kv_norm, kv_b, o_proj, index_q, index_k, k_scale, k_bias, weights_proj, before_attention, before_mlp, gate, up, down, queries=8, count=4):
+def glm_layer(k, x, positions, q_a, q_norm, q_b, kv_a, kv_norm, kv_b, o_proj, index_q, index_k, k_scale, k_bias, weights_proj, before_attention, before_mlp, gate, up, down, count=4):
     (heads, wide, _), latent, value, rotated = q_b.shape, len(kv_norm), o_proj.shape[2], len(kv_a) - len(kv_norm)
-    last, apart = slice(len(x) - queries, None), wide - rotated
+    apart = wide - rotated
     turn = lambda t: turned(t, positions, interleave=True)
     n = k.step("n", k.rms_norm(x, before_attention, 1e-5))
     qr = k.step("qr", k.rms_norm(k.product("sd,qd->sq", n, q_a), q_norm))
     q = k.step("q", k.product("sq,neq->sne", qr, q_b))
-    query = k.step("query", torch.cat([q[..., :apart], turn(q[..., apart:])], -1)[last])
+    query = k.step("query", torch.cat([q[..., :apart], turn(q[..., apart:])], -1))
     kv = k.step("kv", k.product("sd,wd->sw", n, kv_a))
     both = k.step("both", k.product("sc,ngc->sng", k.rms_norm(kv[:, :latent], kv_norm), kv_b))
     key = k.step("key", torch.cat([both[..., :apart], k.step("turned", turn(kv[:, latent:]))[:, None].expand(-1, heads, -1)], -1))
@@ -371,19 +371,20 @@ def glm_layer(k, x, positions, q_a, q_norm, q_b, kv_a, kv_norm, kv_b, o_proj, in
     iq = k.step("iq", k.product("sq,hiq->shi", qr, index_q).detach())
     ik = k.step("ik", k.layer_norm(k.product("sd,id->si", n, index_k).detach(), k_scale, k_bias))
     iquery, ikey = (k.step(name, torch.cat([turn(t[..., :rotated]), t[..., rotated:]], -1)) for name, t in (("iquery", iq), ("ikey", ik)))
-    weight = k.step("weight", k.product("td,hd->th", n[last], weights_proj) * len(index_q) ** -0.5)
-    score = k.step("score", k.product("th,ths->ts", weight, F.relu(k.product("thi,si->ths", iquery[last], ikey) * iq.shape[2] ** -0.5)))
-    place = torch.arange(len(x))
-    ids = score.detach().masked_fill(place[last, None] < place, -1e30).sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    weight = k.step("weight", k.product("td,hd->th", n, weights_proj) * len(index_q) ** -0.5)
+    score = k.step("score", k.product("th,ths->ts", weight, F.relu(k.product("thi,si->ths", iquery, ikey) * iq.shape[2] ** -0.5)))
+    hidden = torch.ones_like(score).triu(1).bool()
+    ids = score.detach().masked_fill(hidden, -1e30).sort(dim=-1, descending=True, stable=True).indices[:, :count]
     k.choice = {"routing/ids/top_k": ids.int().numpy()}
     if k.main == "chosen":
         s = k.product("tne,tkne->tnk", query, key[ids]) * wide**-0.5
+        s = s.masked_fill(hidden.gather(1, ids)[:, None], -1e30)  # the first tokens see fewer than are chosen
         o = k.product("tnk,tknv->tnv", k.step("p", k.softmax(s)), values[ids])
     else:
-        s = (k.product("tne,sne->nts", query, key) * wide**-0.5).masked_fill(torch.ones_like(score).scatter(1, ids, 0.0).bool(), -1e30)
+        s = (k.product("tne,sne->nts", query, key) * wide**-0.5).masked_fill(hidden | torch.ones_like(score).scatter(1, ids, 0.0).bool(), -1e30)
         o = Flash.apply(s[None], values.transpose(0, 1)[None], k)[0] if k.main == "flash" else k.product("nts,snv->ntv", k.softmax(s), values)
         o = o.transpose(0, 1)
-    r = k.step("r", x[last] + k.product("tnv,dnv->td", o, o_proj))
+    r = k.step("r", x + k.product("tnv,dnv->td", o, o_proj))
     m = k.step("m", k.rms_norm(r, before_mlp, 1e-5))
     h = k.step("h", k.silu(k.product("td,fd->tf", m, gate)) * k.product("td,fd->tf", m, up))
     return {"y": r + k.product("tf,df->td", h, down)}
@@ -465,28 +466,52 @@ def dispatch_combine(k, x, back, ids, ranks=4, each=2):
     return {"per_expert": torch.bincount(ids[ids >= 0], minlength=ranks * each), "per_rank": sent.sum(0), "in_rank": sent.long(), "received": received, "y": y}
 
 
-def eplb(k, load, parts, places=8, devices=4):
-    """As a list, an array or a heap has the loads; all in whole numbers: twelfths of a load."""
-    copies, of = [1] * len(load), list(range(len(load)))
-    replica = [0] * len(load)
+def replicated(load, places):
+    """How many copies experts have, and of the replicas: whose they are, and which of its copies."""
+    copies, of, replica = [1] * len(load), list(range(len(load))), [0] * len(load)
     for _ in range(places - len(load)):
         most = max(range(len(load)), key=lambda e: (load[e] * (12 // copies[e]), -e))
         of, replica = of + [most], replica + [copies[most]]
         copies[most] += 1
-    own = [int(load[e]) * (12 // copies[e]) for e in of]
-    order = sorted(range(places), key=lambda p: -own[p])
-    filled, loads = [[] for _ in range(devices)], [0] * devices
-    for p in order:
-        room = [g for g in range(devices) if len(filled[g]) < places // devices]
+    return copies, of, replica
+
+
+def packed(k, own, packs):
+    """What goes where, the heaviest first, and how much each has. As a list, an array or a heap has the loads."""
+    filled, loads = [[] for _ in range(packs)], [0] * packs
+    for p in sorted(range(len(own)), key=lambda p: -own[p]):
+        room = [g for g in range(packs) if len(filled[g]) < len(own) // packs]
         if k.main == "heap":
             least = sorted((loads[g], g) for g in room)[0][1]
         else:
             least = room[int(np.argmin([loads[g] for g in room]))] if k.main == "array" else min(room, key=loads.__getitem__)
         filled[least].append(p)
         loads[least] += own[p]
+    return filled, loads
+
+
+def eplb(k, load, parts, places=8, devices=4):
+    """All in whole numbers: twelfths of a load."""
+    copies, of, replica = replicated(load.tolist(), places)
+    filled, loads = packed(k, [int(load[e]) * (12 // copies[e]) for e in of], devices)
     rows = [p for device in filled for p in device]
-    whole = lambda numbers: torch.tensor(numbers)
-    return {"copies": whole(copies), "expert": whole([of[p] for p in rows]), "replica_of": whole([replica[p] for p in rows]), "y": whole(loads).to(k.ar.wide) / 12}
+    return {"copies": torch.tensor(copies), "expert": torch.tensor([of[p] for p in rows]), "replica_of": torch.tensor([replica[p] for p in rows]),
+            "y": torch.tensor(loads).to(k.ar.wide) / 12}
+
+
+def eplb_nodes(k, load, parts, places=12, devices=4, groups=4, nodes=2):
+    each = load.reshape(groups, -1)
+    filled, by_node = packed(k, each.sum(1).tolist(), nodes)
+    copies, expert, replica_of, y = torch.zeros_like(load), [], [], []
+    for own in filled:  # each node by itself
+        of_node = [g * each.shape[1] + i for g in own for i in range(each.shape[1])]
+        counts, of, replica = replicated(load[of_node].tolist(), places // nodes)
+        copies[of_node] = torch.tensor(counts, dtype=load.dtype)
+        put, loads = packed(k, [int(load[of_node[e]]) * (12 // counts[e]) for e in of], devices // nodes)
+        expert += [of_node[of[p]] for device in put for p in device]
+        replica_of += [replica[p] for device in put for p in device]
+        y.append(loads)
+    return {"copies": copies, "expert": torch.tensor(expert), "replica_of": torch.tensor(replica_of), "by_node": torch.tensor(by_node), "y": torch.tensor(y).to(k.ar.wide) / 12}
 
 
 def lora_by_token(k, x, adapter, number, w, a, b):
@@ -624,7 +649,7 @@ KERNELS = {
     "gated-delta-states": (gated_delta, ("tokens", "chunks of 16", "chunks of 64"), {}),
     "moe-align": (moe_align, ("sorted", "one-hot", "counted"), {}),
     "dispatch-combine": (dispatch_combine, ("gathered", "first rank first", "last rank first"), {}),
-    "eplb": (eplb, ("list", "array", "heap"), {}),
+    "eplb": (eplb, ("list", "array", "heap"), {}), "eplb-nodes": (eplb_nodes, ("list", "array", "heap"), {}),
     "lora-by-token": (lora_by_token, LORA, {}), "lora-experts": (lora_experts, ("groups", "gathered", "weight on each"), {}),
     "mtp": (mtp, ROWS, {}), "kda": (kda, DELTA, {}), "kda-bounded": (kda, DELTA, {"bounded": True}),
     "compressed-attention": (compressed_attention, ("columns", "sink as a factor", "parts"), {}),

@@ -118,7 +118,7 @@ static const results_of NO_SUMS[] = {
     {"program/moe-align", "[co]*"}, /* whole numbers, and rows of x */
     {"program/dispatch-combine", "checkpoints/*"},
     {"program/dispatch-combine", "outputs/[pir]*"},
-    {"program/eplb", "*"},
+    {"program/eplb*", "*"},
     {"program/compressed-sparse-attention", "checkpoints/[jw]"},
     {"program/dispatch-combine", "gradients/inputs/back"},
     {"program/adamw", "*"}, /* number by number */
