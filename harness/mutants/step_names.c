@@ -53,9 +53,14 @@ static void plain_name(const graph *g, int tensor, char name[ASSAY_STEP_NAME])
 void assay_step_name(const graph *g, int tensor, char name[ASSAY_STEP_NAME])
 {
     int number = 1;
+    const bool named = is_named(&g->tensors[tensor]);
+    char own[ASSAY_STEP_NAME], other[ASSAY_STEP_NAME];
     plain_name(g, tensor, name);
+    if (!named) own_name(g, tensor, own);
     for (int t = 1; t < tensor; t++) {
-        char other[ASSAY_STEP_NAME];
+        if (is_named(&g->tensors[t]) != named) continue;
+        if (!named) own_name(g, t, other); /* first, as it is cheap */
+        if (!named && strcmp(own, other) != 0) continue;
         plain_name(g, t, other);
         number += strcmp(name, other) == 0;
     }

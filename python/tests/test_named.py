@@ -53,6 +53,19 @@ outputs: {y: 'product("TK,TKF->TF", pick(scores, ids), gather(experts, ids))'}
 """
 
 
+ROUNDS = PROGRAM + """
+sizes: {T: 7, H: 6, K: 6}
+inputs: {u: [T, H], h: [H]}
+weights: {w: [H, K]}
+steps:
+  tokens:
+    scan: T
+    steps: {g: 'sigmoid(at(u))', h: 'add(mul(g, h), tanh(add(at(u), reshape("H", product("H,HK->K", h, w)))))'}
+    stack: {hs: h}
+outputs: {y: hs}
+"""
+
+
 def cross_entropy(x, head, target):
     z = x @ head
     return torch.logsumexp(z, -1) - z.gather(1, target.long()[:, None])[:, 0]
@@ -137,6 +150,15 @@ def scan(a, x, chunk=1000, layout=None, at=(16, 32)):
     return torch.stack(rows, 1)
 
 
+def rounds(u, h, w, out=0):
+    rows = []
+    for x in u:
+        g = torch.sigmoid(x)
+        h = g * (1 if out == 1 else h) + torch.tanh(x + h @ (w.T if out == 2 else w))
+        rows.append(h)
+    return torch.stack(rows)
+
+
 def product(x, g, w):
     return torch.einsum("bsnh,nhe->bse", x * g[..., None], w)
 
@@ -162,6 +184,8 @@ BUGS = [
     ("program/causal-conv", convolve, lambda x, taps: handed_over(x, taps, lambda s: s.flip(1), 20, True), "step:v:state_reversed_once_20"),
     (SCAN, scan, lambda a, x: scan(a, x, layout=lambda s: s.reshape(6, 2).T, at=[13]), "step:y:state_transposed_once_13"),
     (SCAN, scan, lambda a, x: scan(a, x, layout=lambda s: 0 * s, at=[13]), "step:y:state_lost_once_13"),
+    (ROUNDS, rounds, lambda **given: rounds(**given, out=1), "step:h.mul:first_alone"),
+    (ROUNDS, rounds, lambda **given: rounds(**given, out=2), "step:h.product:transposed_w_HK"),
     (NORM, norm, lambda x, s: norm(x, s, more=32), "step:r.mean:reads_on_64_of_r.square"),
     (TILES, tiles, lambda x, w: tiles(x, w, more=56), "step:y:reads_on_64_of_x"),
     (TILES, tiles, lambda x, w: x @ w + x[:, 8:64] @ w[8:64], "step:y:tail_twice_64_of_x"),
