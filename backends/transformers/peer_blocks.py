@@ -13,12 +13,12 @@ from torch.overrides import TorchFunctionMode
 from request import Unsupported
 
 
-def peer(path):
-    """A module from a file of a checkout, a new one each time: blocks replace names in it."""
+def peer(path, package=""):
+    """A module from a file of a checkout, a new one each time: blocks replace names in it. package: whose other files it reads."""
     file = Path(os.environ.get("ASSAY_PEERS", "/nowhere"), path)
     if not file.exists():
         raise Unsupported(f"$ASSAY_PEERS has no {path}")
-    spec = importlib.util.spec_from_file_location("peer_" + file.stem, file)
+    spec = importlib.util.spec_from_file_location(f"{package}.{file.stem}" if package else "peer_" + file.stem, file)
     sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)  # where dataclasses look
     spec.loader.exec_module(module)
     return module
@@ -137,6 +137,16 @@ class OnProcessor(TorchFunctionMode):
         return (None, self.ids.clone()) if function is torch.topk else function(*args, **told)
 
 
+def without_gpu():
+    """What DeepEP's own files import of it."""
+    math = peer("DeepEP/deep_ep/utils/math.py")
+    for name in ("deep_ep", "deep_ep.utils", "test_low_latency"):
+        stand_in(name, Buffer=None, topk_idx_t=torch.int64)
+    stand_in("deep_ep.utils.math", **vars(math))
+    stand_in("deep_ep.utils.envs", init_dist=None, get_global_seed=None)
+    stand_in("deep_ep.utils.testing", bench=None)
+
+
 class Layout(Exception):
     pass
 
@@ -150,15 +160,10 @@ def dispatch_combine(x, back, ids):
         def get_dispatch_layout(self, *_):
             raise Layout(sys._getframe(1).f_locals)
 
-    alone = types.SimpleNamespace(all_reduce=lambda x, group: None, ProcessGroup=None)
-    math = peer("DeepEP/deep_ep/utils/math.py")
-    for name in ("deep_ep", "deep_ep.utils", "test_low_latency"):
-        stand_in(name, Buffer=Buffer, topk_idx_t=torch.int64)
-    stand_in("deep_ep.utils.math", **vars(math))
-    stand_in("deep_ep.utils.envs", init_dist=None)
-    stand_in("deep_ep.utils.testing", bench=None)
+    without_gpu()
     test = peer("DeepEP/tests/legacy/test_intranode.py")
-    test.dist = alone
+    test.dist = types.SimpleNamespace(all_reduce=lambda x, group: None, ProcessGroup=None)  # alone
+    test.deep_ep = types.SimpleNamespace(Buffer=Buffer, topk_idx_t=torch.int64)
     args = types.SimpleNamespace(num_tokens=len(x), hidden=x.shape[1], num_topk=ids.shape[1], num_experts=8)
     try:
         with OnProcessor(ids):
@@ -174,5 +179,50 @@ def dispatch_combine(x, back, ids):
     return {"per_expert": layout["num_tokens_per_expert"], "per_rank": layout["num_tokens_per_rank"], "in_rank": layout["is_token_in_rank"].int(), "received": received, "y": y}
 
 
+class Exchange:
+    """Of one rank: what others sent it, or nothing yet, and what it sends: rows of each rank behind each other. As torch.distributed."""
+
+    def __init__(self, rank, ranks, sent=None):
+        self.rank, self.ranks, self.sent, self.calls = rank, ranks, sent, []
+
+    def get_rank(self):
+        return self.rank
+
+    def get_world_size(self):
+        return self.ranks
+
+    def all_to_all_single(self, received, rows, received_counts=None, counts=None):
+        self.calls.append(rows.split(counts or 1))
+        number = len(self.calls) - 1
+        received.copy_(torch.cat([calls[number][self.rank] for calls in self.sent]) if self.sent else rows)
+
+
+def dispatch_low_latency(x, back, weight, ids, experts=6):
+    """Each expert is a rank of DeepEP's reference, and those behind the third have no tokens of their own."""
+    ranks, tokens, width = x.shape
+    without_gpu()
+    refs = peer("DeepEP/deep_ep/utils/refs.py", "deep_ep.utils")
+
+    def dispatch(rank, sent):
+        refs.dist = Exchange(rank, experts, sent)
+        own = slice(rank, rank + 1)
+        made = refs.dispatch(x[own].reshape(-1, width), ids[own].reshape(-1, ids.shape[2]), weight[own].reshape(-1, ids.shape[2]), tokens, experts)
+        return made, refs.dist.calls
+
+    sent = [dispatch(rank, None)[1] for rank in range(experts)]
+    count, by_rank, source = [], [], torch.full((experts, ranks * tokens), -1)
+    received, y = torch.zeros_like(back), torch.zeros_like(x.reshape(-1, width))
+    for rank in range(experts):
+        (rows, number, weights, of, from_rank), _ = dispatch(rank, sent)
+        count.append(len(rows))
+        by_rank.append(from_rank[:ranks])
+        source[rank, : len(of)] = of.long()
+        received[rank] = F.pad(rows, (0, 0, 0, ranks * tokens - len(rows)))
+        y = y.index_add(0, of.long(), back[rank, : len(of)] * (weights * (number == 0)).sum(1)[:, None])
+    by_rank = torch.stack(by_rank)
+    return {"count": torch.tensor(count), "by_rank": by_rank, "begin": by_rank.cumsum(1) - by_rank, "source": source, "received": received, "y": y.reshape(x.shape)}
+
+
 PEERS = {"sparse-attention": (sparse_attention, {"rotated": 4, "count": 5}), "sparse-attention-odd": (sparse_attention, {"rotated": 2, "count": 3}),
-         "indexer-codes": (indexer_codes, {}), "eplb": (eplb, {}), "eplb-nodes": (eplb_nodes, {}), "dispatch-combine": (dispatch_combine, {})}
+         "indexer-codes": (indexer_codes, {}), "eplb": (eplb, {}), "eplb-nodes": (eplb_nodes, {}), "dispatch-combine": (dispatch_combine, {}),
+         "dispatch-low-latency": (dispatch_low_latency, {})}

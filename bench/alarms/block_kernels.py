@@ -466,6 +466,25 @@ def dispatch_combine(k, x, back, ids, ranks=4, each=2):
     return {"per_expert": torch.bincount(ids[ids >= 0], minlength=ranks * each), "per_rank": sent.sum(0), "in_rank": sent.long(), "received": received, "y": y}
 
 
+def dispatch_low_latency(k, x, back, weight, ids, experts=6):
+    (ranks, tokens, width), chosen = x.shape, ids.reshape(-1, ids.shape[-1])
+    rows, w, places = x.reshape(-1, width), weight.reshape(chosen.shape), ranks * tokens
+    hit = (chosen[..., None] == torch.arange(experts)).any(1)
+    lists = [hit[:, e].nonzero()[:, 0] for e in range(experts)]
+    source = torch.stack([torch.cat([own, own.new_full((places - len(own),), -1)]) for own in lists])
+    by_rank = torch.stack([torch.bincount(own // tokens, minlength=ranks) for own in lists])
+    received = rows[source.clamp(min=0)] * (source >= 0)[..., None]
+    if k.main == "gathered":
+        place = (hit.cumsum(0) - 1).gather(1, chosen.clamp(min=0))
+        y = k.product("ck,ckd->cd", w * (chosen >= 0), back[chosen.clamp(min=0), place])
+    else:  # an expert's rows are weighed where they are, or added up by the token
+        y = torch.zeros_like(rows)
+        for e in range(experts)[:: -1 if k.main == "last expert first" else 1]:
+            own = lists[e]
+            y = y.index_add(0, own, back[e, : len(own)] * (w * (chosen == e)).sum(1)[own, None])
+    return {"count": hit.sum(0), "by_rank": by_rank, "begin": by_rank.cumsum(1) - by_rank, "source": source, "received": received, "y": y.reshape(x.shape)}
+
+
 def replicated(load, places):
     """How many copies experts have, and of the replicas: whose they are, and which of its copies."""
     copies, of, replica = [1] * len(load), list(range(len(load))), [0] * len(load)
@@ -649,6 +668,7 @@ KERNELS = {
     "gated-delta-states": (gated_delta, ("tokens", "chunks of 16", "chunks of 64"), {}),
     "moe-align": (moe_align, ("sorted", "one-hot", "counted"), {}),
     "dispatch-combine": (dispatch_combine, ("gathered", "first rank first", "last rank first"), {}),
+    "dispatch-low-latency": (dispatch_low_latency, ("gathered", "first expert first", "last expert first"), {}),
     "eplb": (eplb, ("list", "array", "heap"), {}), "eplb-nodes": (eplb_nodes, ("list", "array", "heap"), {}),
     "lora-by-token": (lora_by_token, LORA, {}), "lora-experts": (lora_experts, ("groups", "gathered", "weight on each"), {}),
     "mtp": (mtp, ROWS, {}), "kda": (kda, DELTA, {}), "kda-bounded": (kda, DELTA, {"bounded": True}),

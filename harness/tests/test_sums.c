@@ -119,6 +119,9 @@ static const results_of NO_SUMS[] = {
     {"program/dispatch-combine", "checkpoints/*"},
     {"program/dispatch-combine", "outputs/[pir]*"},
     {"program/eplb*", "*"},
+    {"program/dispatch-low-latency", "checkpoints/*"},
+    {"program/dispatch-low-latency", "outputs/[bcrs]*"},
+    {"program/dispatch-low-latency", "gradients/inputs/[bx]*"},
     {"program/compressed-sparse-attention", "checkpoints/[jw]"},
     {"program/dispatch-combine", "gradients/inputs/back"},
     {"program/adamw", "*"}, /* number by number */
