@@ -23,17 +23,9 @@ static void describe(const graph_step *step, char text[ASSAY_STEP_NAME])
     snprintf(text, ASSAY_STEP_NAME, "%.20s%s%.40s", graph_step_name(step), with[0] == '\0' ? "" : " ", with);
 }
 
-/* A step of a loop, which each round has (docs/programs.md, "Loops"): "w.sub" is what "w_36.sub" is in round 36. */
-typedef struct loop_step {
-    char name[ASSAY_STEP_NAME]; /* "": of none */
-    int first;                  /* the step of the first round */
-    int before;                 /* rounds */
-    int rounds, apart;          /* of the first one: how many there are, and how many steps apart */
-} loop_step;
+typedef char step_name[ASSAY_STEP_NAME];
 
-enum { FEW_ROUNDS = 4 }; /* of more of them the first and the last are changed alone, and all together */
-
-/* Without the number of its round. */
+/* Of a step of a loop (docs/programs.md, "Loops") without the round: "w.sub" of "w_36.sub"; "" of others. */
 static void name_of_all(const char *name, char of_all[ASSAY_STEP_NAME])
 {
     const size_t line = strcspn(name, ".");
@@ -44,36 +36,22 @@ static void name_of_all(const char *name, char of_all[ASSAY_STEP_NAME])
     snprintf(of_all, ASSAY_STEP_NAME, "%.*s%s", (int)digits - 1, name, name + line);
 }
 
-static void find_loops(const graph *g, loop_step *steps)
+/* The same step in the round before (by -1) or behind (1); itself: there is none. */
+static int round_beside(const graph *g, const step_name *names, int number, int by)
 {
-    for (int i = 0; i < g->step_count; i++) {
-        char name[ASSAY_STEP_NAME];
-        int last = i - 1;
-        assay_step_name(g, g->steps[i].out[0], name);
-        name_of_all(name, steps[i].name);
-        steps[i].first = i;
-        steps[i].rounds = 1;
-        while (last >= 0 && (strcmp(steps[last].name, steps[i].name) != 0 || g->steps[last].kind != g->steps[i].kind))
-            last--;
-        if (last < 0) continue;
-        loop_step *first = &steps[steps[last].first];
-        if (first->rounds > 1 && first->apart != i - last) steps[i].name[0] = '\0'; /* of another loop */
-        if (steps[i].name[0] == '\0') continue;
-        steps[i].first = steps[last].first;
-        steps[i].before = first->rounds++;
-        first->apart = i - last;
-    }
+    for (int i = number + by; i >= 0 && i < g->step_count && names[number][0] != '\0'; i += by)
+        if (strcmp(names[i], names[number]) == 0 && g->steps[i].kind == g->steps[number].kind) return i;
+    return number;
 }
 
 /* "in h.silu (silu): another function" */
-static void make(const graph *g, int number, int change, const char *name, const loop_step *all,
-                 assay_step_mutant *made)
+static void make(const graph *g, int number, int change, const char *name, const char *all, assay_step_mutant *made)
 {
     const graph_step *step = &g->steps[number];
     char tensor[ASSAY_STEP_NAME], what[ASSAY_STEP_NAME];
     assay_step_name(g, step->out[0], tensor);
-    if (all != NULL) memcpy(tensor, all->name, sizeof tensor);
     describe(step, what);
+    if (all != NULL) snprintf(tensor, sizeof tensor, "%s", all);
     snprintf(made->name, sizeof made->name, "step:%s:%.*s", tensor, (int)(sizeof made->name - 8 - strlen(tensor)),
              name);
     snprintf(made->models, sizeof made->models, "in %s (%s)%s: %s", tensor, what, all != NULL ? " of all rounds" : "",
@@ -84,8 +62,6 @@ static void make(const graph *g, int number, int change, const char *name, const
         .bugs = "",
         .step = {.how = ASSAY_STEP_CHANGED, .step = number + 1, .make = assay_change_step, .change = change},
     };
-    made->mutant.step.rounds = all != NULL ? all->rounds - 1 : 0;
-    made->mutant.step.apart = all != NULL ? all->apart : 0;
 }
 
 /* A form of less accuracy, whose error no data but those that fail have, or a state that is lost once, belongs to explanations. */
@@ -98,18 +74,25 @@ static bool is_wanted(int change, int64_t token)
 }
 
 /* made: NULL: counts them. */
-static int make_all(const graph *g, const loop_step *steps, int64_t token, assay_step_mutant *made)
+static int make_all(const graph *g, const step_name *names, int64_t token, assay_step_mutant *made)
 {
     int count = 0;
     for (int i = 0; i < g->step_count; i++) {
-        const int before = steps[i].before, rounds = steps[steps[i].first].rounds;
-        const bool alone = rounds <= FEW_ROUNDS || before == 0 || before == rounds - 1, all = before == 0 && rounds > 1;
+        const int before = round_beside(g, names, i, -1), next = round_beside(g, names, i, 1), apart = next - i;
+        const bool all =
+            before == i && next != i; /* of more than three rounds the first and the last are changed alone */
+        const bool alone = before == i || next == i ||
+                           (round_beside(g, names, before, -1) == before && round_beside(g, names, next, 1) == next);
+        int more = 0;
+        for (int at = i; all && round_beside(g, names, at, 1) == at + apart; at += apart) more++;
         for (int change = 0; change < ASSAY_STEP_CHANGES_MOST && alone; change++) {
             graph_step changed;
             char name[ASSAY_STEP_NAME];
             if (!is_wanted(change, token) || !assay_change_step(g, i, change, &changed, name)) continue;
             if (made != NULL) make(g, i, change, name, NULL, &made[count]);
-            if (made != NULL && all) make(g, i, change, name, &steps[i], &made[count + 1]);
+            if (made != NULL && all) make(g, i, change, name, names[i], &made[count + 1]);
+            if (made != NULL && all) made[count + 1].mutant.step.rounds = more;
+            if (made != NULL && all) made[count + 1].mutant.step.apart = apart;
             count += 1 + all;
         }
     }
@@ -120,16 +103,20 @@ static assay_status open_list(assay_context *ctx, const assay_plan *plan, bool s
                               assay_mutant_list *list)
 {
     OWNED graph *g = NULL;
-    OWNED loop_step *loops = NULL;
+    OWNED step_name *names = NULL;
     int count = 0;
     if (steps) {
         MUST(assay_alloc(ctx, "the graph of a case", 1, sizeof *g, &g));
         MUST(assay_operation_graph(ctx, plan->operation, plan->c, g));
-        MUST(assay_alloc(ctx, "steps of loops", g->step_count, sizeof *loops, &loops));
-        find_loops(g, loops);
-        count = make_all(g, loops, token, NULL);
+        MUST(assay_alloc(ctx, "names of steps", g->step_count, sizeof *names, &names));
+        for (int i = 0; i < g->step_count; i++) {
+            char name[ASSAY_STEP_NAME];
+            assay_step_name(g, g->steps[i].out[0], name);
+            name_of_all(name, names[i]);
+        }
+        count = make_all(g, names, token, NULL);
         MUST(assay_alloc(ctx, "mutants of steps", count, sizeof *list->of_steps, &list->of_steps));
-        make_all(g, loops, token, list->of_steps);
+        make_all(g, names, token, list->of_steps);
     }
     MUST(assay_alloc(ctx, "mutants", assay_mutant_count + count, sizeof *list->items, &list->items));
     for (int i = 0; i < assay_mutant_count; i++) list->items[list->count++] = &assay_mutants[i];
