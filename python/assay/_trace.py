@@ -26,6 +26,7 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Seque
 
 import numpy as np
 
+from . import _attention
 from . import _library as lib
 from ._case import Case
 
@@ -45,7 +46,7 @@ LETTERS = "TDHNKFEBSRPVCGMJLQUWXYZIAO" + string.ascii_lowercase
 
 
 #: Steps that a function has by their names, with the axes of operands and result; * are any in front.
-NAMED = {"attention": "BSNH,BTKH,BTKV->BSNV", "attention_lse": "BSNH,BTKH,BTKV->BNS", "quantise": "*->*",
+NAMED = {"attention": "BSNH,BSKH,BSKV,BS,N->BSNV", "attention_lse": "BSNH,BSKH,BSKV,BS,N->BNS", "quantise": "*->*",
          "gated_delta_rule": "*TNK,*TNK,*TNV,*TN,*TN,*NKV->*TNV", "gated_delta_state": "*TNK,*TNK,*TNV,*TN,*TN,*NKV->*NKV", "linear_scan": "*TC,*TC->*TC"}
 RECORDERS: list[Any] = []  #: of functions of PyTorch that run now
 
@@ -675,6 +676,11 @@ class Tracer:
         made.origin = Origin(step, (x,), made.dims, tuple(places))
         return made
 
+    def whether_any(self, mask: Value, places: Sequence[int], keep: bool) -> Value:
+        made = self.over("max", self.truth(mask), places, keep)
+        made.truth = True
+        return made
+
     def along(self, step: str, x: Value, place: int, **parameters: Any) -> Value:
         place %= len(x.dims)
         x = self.merged(x, [place])
@@ -1146,20 +1152,6 @@ class Tracer:
             made.origin = Origin("pad", (x,), made.dims, (place, before))
         return made
 
-    def attended(self, values: list[Value], parameters: Mapping[str, Any]) -> tuple[list[Value], list[str]]:
-        """The operands of attention, without dimensions of 1 behind the values, and the axes of each."""
-        query, key, *_ = values
-        others = [self.truth(v) if v.mask or v.truth else v for v in values[3:]]
-        others = [v if v.integer else v.seen([d for d in v.dims if size_of(d) > 1]) for v in others]
-        whole = [v for v in others if v.integer]
-        masked = size_of(query.dims[1]) != size_of(key.dims[1]) or len(whole) > 1 or any(not v.integer and len(v.dims) > 1 for v in others)
-        masked |= parameters.get("mask", "causal") != "causal" or any(parameters.get(name) for name in ("chunk", "prefix"))
-        t = "T" if masked else "S"
-        words = ["BSNH", f"B{t}KH", f"B{t}KV"]
-        for v in others:
-            words.append(("BS" if v is whole[0] else "BT") if v.integer else "N" if len(v.dims) == 1 else "BNST"[4 - len(v.dims):])
-        return [*values[:3], *others], words
-
     def step(self, name: str, values: Sequence[Value], parameters: Mapping[str, Any]) -> Value:
         """What `assay.step` says."""
         self.stands_alone = True
@@ -1171,9 +1163,7 @@ class Tracer:
             values = [self.ordered(v, [d or other for d, (_, other) in zip(v.dims, pair)]) for v, pair in zip(values, pairs)]
             parameters = {"over": lambda: self.letters(axes["T"])}
         given, out = NAMED[name].split("->")
-        words = given.split(",")
-        if name.startswith("attention"):
-            values, words = self.attended(list(values), parameters)
+        words = [("BS" if v.integer else "N") if i > 2 and name.startswith("attention") else given.split(",")[i] for i, v in enumerate(values)]
         more = "*" * (len(values[0].dims) - len(words[0].strip("*")))
         axes: dict[str, tuple[Axis, ...]] = {}
         operands = []
@@ -1183,9 +1173,6 @@ class Tracer:
             if len(letters) != len(v.dims):
                 raise lib.BadInput(f"expected operands of {NAMED[name].replace('*', '..')}")
             for i, letter in enumerate(letters):
-                if letter == "T" and "T" not in axes:  # of keys, which are others than queries
-                    v = self.renamed(v, [self.fresh(size_of(d)) if k == i and roots(d) == roots(axes["S"]) else d for k, d in enumerate(v.dims)])
-                    self.tensors.append([*axes["S"], *v.dims[i]])
                 v = self.fit(v, i, axes[letter]) if letter in axes else v
                 axes.setdefault(letter, v.dims[i])
             operands.append(v)
@@ -1722,6 +1709,9 @@ def step(name: str, *operands: Any, **parameters: Any) -> Any:
     attention_lse, gated_delta_rule, gated_delta_state, and linear_scan of gates and inputs [.., time, channels]. Numbers it has none: such a function is there to be traced."""
     if name not in NAMED:
         raise lib.BadInput(f"step: {name}, expected one of {', '.join(NAMED)}; the others are operators of PyTorch and JAX")
+    if name.startswith("attention") and len(operands) > 2 and _attention.is_masked(operands, parameters):
+        return _attention.attention(operands, parameters, name == "attention_lse")
+    parameters.pop("mask", None)  # a causal one
     if RECORDERS:
         return RECORDERS[-1].named(name, operands, parameters)
     if "jax" in sys.modules and any(isinstance(x, sys.modules["jax"].core.Tracer) for x in operands):

@@ -319,6 +319,12 @@ class Walk:
     def on_reduce_max(self, eqn: Any, given: Sequence[Known], axes: Sequence[int]) -> Value:
         return self.over("max", eqn, given, axes)
 
+    def on_reduce_or(self, eqn: Any, given: Sequence[Known], axes: Sequence[int]) -> Value:
+        return self.t.whether_any(self.whole(given[0], eqn.invars[0]), axes, False)
+
+    def on_reduce_and(self, eqn: Any, given: Sequence[Known], axes: Sequence[int]) -> Value:
+        return self.t.opposite(self.t.whether_any(self.t.opposite(self.t.truth(self.whole(given[0], eqn.invars[0]))), axes, False))
+
     def on_reduce_min(self, eqn: Any, given: Sequence[Known], axes: Sequence[int]) -> Value:
         return self.t.map("neg", self.over("max", eqn, [self.t.map("neg", self.of(given[0]))], axes))
 

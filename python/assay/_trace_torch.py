@@ -729,6 +729,14 @@ class Recorder(TorchDispatchMode):
     def on_mean(self, out: Any, x: Any, dims: Any = None, keepdim: bool = False) -> Value:
         return self.t.over("mean", self.full(x), dims if dims else range(x.dim()), keepdim)
 
+    def on_any(self, out: Any, x: Any, dims: Any = None, keepdim: bool = False) -> Value:
+        places = range(x.dim()) if dims is None else [dims] if isinstance(dims, int) else dims
+        return self.t.whether_any(self.of(x), places, keepdim)
+
+    def on_all(self, out: Any, x: Any, dims: Any = None, keepdim: bool = False) -> Value:
+        places = range(x.dim()) if dims is None else [dims] if isinstance(dims, int) else dims
+        return self.t.opposite(self.t.whether_any(self.t.opposite(self.t.truth(self.full(x))), places, keepdim))
+
     def on_amax(self, out: Any, x: Any, dims: Any = (), keepdim: bool = False) -> Value:
         return self.t.over("max", self.numbers(x), dims if dims else range(x.dim()), keepdim)
 

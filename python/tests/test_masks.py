@@ -1,4 +1,4 @@
-"""Attention by a mask, as people write it: it passes against itself, and a wrong mask is called by its name."""
+"""Attention by a mask: `assay.step` against its definition, attention as people write it against itself, and wrong masks by their names."""
 import math
 
 import assay
@@ -6,10 +6,108 @@ import pytest
 
 torch = pytest.importorskip("torch")
 B, N, K, S, T, H = 2, 4, 2, 5, 8, 8
+SEGMENTS = torch.tensor([[1, 1, 1, 2, 2], [1, 2, 2, 0, 3]]), torch.tensor([[1, 1, 1, 1, 1, 1, 2, 2], [1, 2, 2, 2, 2, 2, 0, 0]])
 
 
 def places(queries=S, keys=T, last=True):
     return torch.arange(queries)[:, None] + (keys - queries if last else 0), torch.arange(keys)[None]
+
+
+def attention(q, k, v, seen, bias=0.0, sinks=None, cap=0.0, scale=H**-0.5):
+    """By definition: [B,S,N,H], and the log of the sum of exponentials. A query that sees nothing has 0, and the log of 0."""
+    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
+    scores = torch.einsum("bsnh,btnh->bnst", q, k) * scale
+    scores = (cap * torch.tanh(scores / cap) if cap else scores) + bias
+    any_seen = seen.any(-1, keepdim=True)
+    scores = torch.where(seen, scores, torch.where(any_seen, -math.inf, 0.0).to(scores.dtype))
+    lse = scores.logsumexp(-1)
+    gate = torch.sigmoid(lse - sinks[:, None]) if sinks is not None else torch.ones_like(lse)
+    out = torch.einsum("bnst,btnh->bsnh", scores.softmax(-1) * any_seen, v) * gate.transpose(1, 2)[..., None]
+    return out, lse.masked_fill(~any_seen[..., 0].expand(lse.shape), -math.inf)
+
+
+def same(segments):
+    return ((segments[0][:, :, None] == segments[1][:, None]) & (segments[1][:, None] > 0))[:, None]
+
+i, j = places()
+first, _ = places(last=False)
+RULES = {  # parameters, operands behind the value, and what is seen
+    "causal": ({}, (), j <= i),
+    "causal_first": ({"mask": "causal_first"}, (), j <= first),
+    "full": ({"mask": "full"}, (), (j >= 0).expand(S, T)),
+    "window": ({"window": 3}, (), (j <= i) & (i - j < 3)),
+    "both_sides": ({"mask": "full", "window": 2}, (), (i - j).abs() < 2),
+    "chunk": ({"chunk": 3}, (), (j <= i) & (i // 3 == j // 3)),
+    "prefix": ({"window": 2, "prefix": 2}, (), ((j <= i) & (i - j < 2)) | (j < 2)),
+    "documents": ({"mask": "full"}, ("of", "own"), same(SEGMENTS)),
+    "packed": ({"mask": "causal_first"}, ("of", "own"), same(SEGMENTS) & (j <= first)),
+    "sinks": ({"soft_cap": 2.0, "scale": 0.7}, ("sinks",), j <= i),
+    "bias": ({}, ("bias", "sinks"), j <= i),
+}
+GIVEN = {"of": SEGMENTS[0], "own": SEGMENTS[1], "sinks": torch.ones(N), "bias": torch.ones(N, S, T)}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_mask_is_what_its_rule_says(name):
+    parameters, operands, seen = RULES[name]
+    settings = {"cap": parameters.get("soft_cap", 0.0), "scale": parameters.get("scale", H**-0.5)}
+
+    def reference(q, k, v, one=None, two=None):
+        return assay.step("attention", q, k, v, *(x for x in (one, two) if x is not None), **parameters)
+
+    def kernel(q, k, v, *others):
+        given = dict(zip(operands, others))
+        return attention(q, k, v, seen, given.get("bias", 0.0), given.get("sinks"), **settings)[0]
+
+    def beside(q, k, v, *others):
+        return kernel(q, k.roll(1, 1), v.roll(1, 1), *others)
+
+    def as_example(function):  # segments as they are, whatever is drawn
+        if operands[:1] != ("of",):
+            return function
+        return lambda q, k, v: function(q, k, v, *SEGMENTS)
+
+    tensors = [torch.ones(B, S, N, H), torch.ones(B, T, K, H), torch.ones(B, T, K, H)]
+    example = tensors + ([] if operands[:1] == ("of",) else [GIVEN[x] for x in operands])
+    assay.assert_correct(as_example(kernel), as_example(reference), example, precision="f32")
+    if name != "full":
+        with pytest.raises(assay.Mismatch):
+            assay.assert_correct(as_example(beside), as_example(reference), example, precision="f32")
+
+
+def test_the_step_takes_masks_of_ones_own():
+    def reference(q, k, v, seen):
+        return assay.step("attention", q, k, v, seen != 0, mask="full")
+
+    def kernel(q, k, v, seen):
+        return attention(q, k, v, (seen != 0)[None, None])[0]
+
+    shown = (torch.arange(T) % 2).expand(S, T).contiguous()
+    shown[2] = 0  # a query that sees nothing
+    example = [torch.ones(B, S, N, H), torch.ones(B, T, K, H), torch.ones(B, T, K, H), shown]
+    assay.assert_correct(kernel, reference, example, precision="f32")
+    with pytest.raises(assay.Mismatch):
+        assay.assert_correct(lambda q, k, v, seen: kernel(q, k, v, 1 - seen), reference, example, precision="f32")
+
+
+def test_self_attention_and_its_sums():
+    own = assay.trace(lambda x: {"y": assay.step("attention", x, x, x, mask="full"), "l": assay.step("attention_lse", x, x, x, chunk=4)}, {"x": torch.ones(B, S, N, H)})
+    with own.case(precision="f32") as case:
+        x = case.inputs(torch, requires_grad=True)["inputs/x"].float()
+        whole, _ = attention(x, x, x, torch.ones(S, S, dtype=torch.bool))
+        chunks = torch.arange(S)[:, None] // 4 == torch.arange(S) // 4
+        case.check({"outputs/y": whole, "outputs/l": attention(x, x, x, chunks & torch.ones(S, S).tril().bool())[1]}, gradients=False)
+
+
+WRONG = {"mask=triangle": "mask is triangle, expected causal", "window=-1": "window is -1, expected a whole number", "causal=True": "no parameter causal",
+         "mask=full prefix=2": "a prefix widens"}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_what_no_mask_is_refused(said):
+    parameters = {k: int(v) if v.lstrip("-").isdigit() else v for k, v in (word.split("=") for word in said.split())}
+    with pytest.raises(assay.BadInput, match=WRONG[said]):
+        assay.trace(lambda q, k: assay.step("attention", q, k, k, **parameters), {"q": torch.ones(B, S, N, H), "k": torch.ones(B, T, N, H)})
 
 
 def soft(scores, v, hidden=None):
