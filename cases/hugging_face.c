@@ -78,12 +78,6 @@ static bool is_alone(const hf_reader *r)
     return assay_block_has(r->config->decoder_block.text, ASSAY_BLOCK_MOE);
 }
 
-static bool changes_nothing(const hf_reader *r, const char *name)
-{
-    return assay_key_is_neutral("hugging_face", name) ||
-           (is_alone(r) && assay_key_is_neutral("hugging_face_layers", name));
-}
-
 static assay_status refuse_unknown(const hf_reader *r, const char *name, const yaml_node_t *at)
 {
     char hint[ASSAY_MESSAGE_SIZE / 2];
@@ -135,7 +129,9 @@ static assay_status read_pair(hf_reader *r, const char *name, const yaml_node_t 
 {
     key_rule rule;
     assay_status status = ASSAY_OK;
-    if (!find_rule(r, name, &rule)) return changes_nothing(r, name) ? ASSAY_OK : refuse_unknown(r, name, key_node);
+    const bool neutral = assay_key_is_neutral("hugging_face", name) ||
+                         (is_alone(r) && assay_key_is_neutral("hugging_face_layers", name));
+    if (!find_rule(r, name, &rule)) return neutral ? ASSAY_OK : refuse_unknown(r, name, key_node);
     if (rule.has_only && !is_one_of(rule.only, value)) {
         char wanted[ASSAY_MESSAGE_SIZE / 2];
         snprintf(wanted, sizeof wanted, "%s (no operation here has another)", rule.only);

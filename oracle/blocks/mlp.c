@@ -1,4 +1,5 @@
 #include "oracle/blocks/mlp.h"
+#include "oracle/graph/graph_kind.h"
 
 static int64_t axis_size(const void *self, char axis)
 {
@@ -84,7 +85,7 @@ int assay_mlp_steps(graph *g, const assay_mlp_graph_config *config, int x, const
     const int y = graph_linear(g, axes.emb, h, w[ASSAY_MLP_WO], w[ASSAY_MLP_WO_BIAS], &mlp->recipe);
     graph_quantised(g, name_of(config, ASSAY_MLPWO_GRADIENT), axes.emb, y);
     graph_partition_product(g, y, &partition);
-    if (config->weighs_h) graph_weigh_rows(g, y, graph_input(g, ASSAY_MLP_ROW_WEIGHTS, "T"));
+    if (config->weighs_h) graph_maker(g, y)->in[GRAPH_ROW_WEIGHTS] = graph_input(g, ASSAY_MLP_ROW_WEIGHTS, "T");
     return named(g, config, ASSAY_MLPWO, y);
 }
 

@@ -178,8 +178,6 @@ void graph_begin(graph *g, const void *config, int64_t (*axis_size)(const void *
 /* After graph_begin: room for so many, until graph_close_room. */
 assay_status graph_open_room(assay_context *ctx, graph *g, int64_t tensors, int64_t steps, int64_t outputs);
 void graph_close_room(graph *g); /* safe on a zeroed struct */
-/* The same graph, whose tensors and steps stay the other's. */
-void graph_view(graph *g, const graph *of);
 /* Other sizes from here on, of a block within. */
 void graph_within(graph *g, const void *config, int64_t (*axis_size)(const void *config, char axis));
 int graph_input(graph *g, const char *name, const char *axes);
@@ -210,16 +208,12 @@ void graph_linear_two(graph *g, const char *axes, int x, const int w[2], const i
                       const assay_quant_recipe_config *recipe, int out[2]);
 /* x [rows,k] in groups of rows, each with a w of its own, as many as the whole numbers say; rows behind them give 0. */
 int graph_linear_grouped(graph *g, const char *axes, int x, int w, int group_sizes);
-/* graph_product.joined. */
-void graph_join_gradient(graph *g, int tensor);
 /* The linear layer that makes the tensor comes in parts. */
 void graph_partition_product(graph *g, int tensor, const graph_partition *partition);
-/* Its x [rows,k] is multiplied by weights [rows] before, which is a weight on y and on its bias. */
-void graph_weigh_rows(graph *g, int tensor, int weights);
+/* The step that makes the tensor. Its GRAPH_ROW_WEIGHTS [rows] multiply x [rows,k] before, and are a weight on y and on its bias. */
+graph_step *graph_maker(graph *g, int tensor);
 /* x [rows,...] times weights [rows], as a step of its own. */
 int graph_weigh(graph *g, int x, int weights);
-/* The tensor's step is graph_step.staged. */
-void graph_staged(graph *g, int tensor);
 /* A copy, which may be stored; x itself is its caller's to round. */
 int graph_stored(graph *g, int x);
 int graph_add(graph *g, int x, int y);

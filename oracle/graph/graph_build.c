@@ -34,11 +34,6 @@ void graph_close_room(graph *g)
     if (g->outputs != g->own_outputs) free(g->outputs);
 }
 
-void graph_view(graph *g, const graph *of)
-{
-    memcpy(g, of, offsetof(graph, own_tensors));
-}
-
 void graph_within(graph *g, const void *config, int64_t (*axis_size)(const void *config, char axis))
 {
     g->config = config;
@@ -170,7 +165,7 @@ static void take_recipe(graph *g, graph_step *step, const assay_quant_recipe_con
     x->quantised |= x->step >= 0;
 }
 
-static graph_step *step_of(graph *g, int tensor)
+graph_step *graph_maker(graph *g, int tensor)
 {
     return &g->steps[g->tensors[tensor].step];
 }
@@ -199,34 +194,19 @@ void graph_linear_two(graph *g, const char *axes, int x, const int w[2], const i
                       const assay_quant_recipe_config *recipe, int out[2])
 {
     out[0] = linear(g, axes, (int[5]){x, w[0], bias[0], bias[1], w[1]}, 1, recipe);
-    out[1] = add_output(g, step_of(g, out[0]), 1, row_of(g, "product", axes));
+    out[1] = add_output(g, graph_maker(g, out[0]), 1, row_of(g, "product", axes));
 }
 
 int graph_linear_grouped(graph *g, const char *axes, int x, int w, int group_sizes)
 {
     const int y = graph_linear(g, axes, x, w, 0, NULL);
-    step_of(g, y)->in[GRAPH_GROUP_SIZES] = group_sizes;
+    graph_maker(g, y)->in[GRAPH_GROUP_SIZES] = group_sizes;
     return y;
 }
 
 void graph_partition_product(graph *g, int tensor, const graph_partition *partition)
 {
-    step_of(g, tensor)->with.product.partition = *partition;
-}
-
-void graph_weigh_rows(graph *g, int tensor, int weights)
-{
-    step_of(g, tensor)->in[GRAPH_ROW_WEIGHTS] = weights;
-}
-
-void graph_join_gradient(graph *g, int tensor)
-{
-    step_of(g, tensor)->with.product.joined = true;
-}
-
-void graph_staged(graph *g, int tensor)
-{
-    step_of(g, tensor)->staged = true;
+    graph_maker(g, tensor)->with.product.partition = *partition;
 }
 
 int graph_weigh(graph *g, int x, int weights)

@@ -73,7 +73,8 @@ static assay_status quantise_forward(assay_context *ctx, const graph_call *c)
 
 static assay_status numbers_forward(assay_context *ctx, const graph_call *c)
 {
-    assay_hidden_numbers(ctx, c->y[0], c->x[0], c->x[1], &c->step->with.quantise);
+    const assay_quantize_config *rules = &c->step->with.quantise;
+    assay_dequantize(ctx, c->y[0], c->x[0], c->x[1], rules->format->tensor_scale ? &rules->tensor_scale : NULL, rules);
     return ASSAY_OK;
 }
 

@@ -129,7 +129,7 @@ static void gating_steps(bs_steps *s, const bs_run *run, int x, const int w[2], 
     if (run->stack->config->merge_gating_gmm) {
         graph_linear_two(g, "rH", x, w, (int[]){0, 0}, recipe, gating);
         graph_partition_product(g, gating[0], &partition);
-        graph_join_gradient(g, gating[0]);
+        graph_maker(g, gating[0])->with.product.joined = true;
     } else {
         for (int i = 0; i < 2; i++) gating[i] = grouped(g, run, "rH", x, w[i], recipe);
     }
@@ -151,7 +151,7 @@ static void routed_steps(bs_steps *s, const bs_run *run, const assay_quant_recip
     for (int i = 0; i < ASSAY_MLP_WEIGHTS; i++) w[i] = weight_of(s, run);
     gating_steps(s, run, x, &w[ASSAY_MLP_WI_0], recipe, gating);
     int y = graph_glu(g, "rH", gating[0], gating[1], &mlp);
-    if (quantises) graph_staged(g, y);
+    if (quantises) graph_maker(g, y)->staged = true;
     if (!weighs_outputs) y = graph_weigh(g, y, weights);
     if (quantises) s->shown = graph_named(g, "intermediate_layer", y);
     if (!weighs_outputs && !quantises) graph_fused(g, y);

@@ -22,9 +22,3 @@ assay_status assay_requantise(assay_context *ctx, double *codes, double *scale, 
     assay_quantised_decode(ctx, format->scale, scales, scale_bits, scale);
     return ASSAY_OK;
 }
-
-void assay_hidden_numbers(const assay_context *ctx, double *numbers, const double *codes, const double *scale,
-                          const assay_quantize_config *config)
-{
-    assay_dequantize(ctx, numbers, codes, scale, config->format->tensor_scale ? &config->tensor_scale : NULL, config);
-}

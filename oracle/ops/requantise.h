@@ -14,7 +14,3 @@
  * deviation of h, or NULL (quantised_deviation.h). */
 assay_status assay_requantise(assay_context *ctx, double *codes, double *scale, const double *h,
                               const double *deviation, const assay_quantize_config *config);
-
-/* numbers [rows,columns] of codes and scale. */
-void assay_hidden_numbers(const assay_context *ctx, double *numbers, const double *codes, const double *scale,
-                          const assay_quantize_config *config);

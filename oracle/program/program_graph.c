@@ -2,6 +2,7 @@
 #include "oracle/program/program_graph.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -287,5 +288,5 @@ void assay_program_drop_graph(assay_program *p)
 
 void assay_program_graph(const assay_program *p, graph *g)
 {
-    graph_view(g, p->graph);
+    memcpy(g, p->graph, offsetof(graph, own_tensors)); /* whose tensors and steps stay its own */
 }

@@ -82,8 +82,6 @@ typedef struct quad_losses {
 quad_losses quad_losses_of(quad_tape *t, const assay_routing_config *config, const quad_router *r,
                            const int32_t *selected);
 void quad_put_losses(quad_tape *t, const assay_routing_config *config, const quad_losses *losses);
-/* What losses read, of some tokens alone. */
-quad_router quad_router_rows(quad_tape *t, const quad_router *r, const int64_t *tokens, int64_t count);
 
 /* --- experts --- */
 

@@ -175,12 +175,6 @@ quad_losses quad_losses_of(quad_tape *t, const assay_routing_config *config, con
     return losses;
 }
 
-quad_router quad_router_rows(quad_tape *t, const quad_router *r, const int64_t *tokens, int64_t count)
-{
-    return (quad_router){.of_z_loss = quad_gather(t, r->of_z_loss, tokens, count),
-                         .probabilities = quad_gather(t, r->probabilities, tokens, count)};
-}
-
 void quad_put_losses(quad_tape *t, const assay_routing_config *config, const quad_losses *losses)
 {
     quad_put(t, "outputs/lb_loss", assay_shape_of(0), losses->lb_loss);

@@ -29,8 +29,10 @@ static quad_losses losses_of_part(quad_tape *t, const quad_moe_config *config, c
         tokens[i] = quad_sharding_token(sharding, shard, part, i);
         memcpy(selected + i * k, r->selected + tokens[i] * k, (size_t)k * sizeof *selected);
     }
-    const quad_router rows = quad_router_rows(t, r, tokens, count);
-    return quad_losses_of(t, &own, &rows, selected);
+    return quad_losses_of(t, &own,
+                          &(quad_router){.of_z_loss = quad_gather(t, r->of_z_loss, tokens, count),
+                                         .probabilities = quad_gather(t, r->probabilities, tokens, count)},
+                          selected);
 }
 
 static quad_losses losses_of_shard(quad_tape *t, const quad_moe_config *config, const quad_router *r,
