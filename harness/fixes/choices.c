@@ -216,7 +216,7 @@ assay_status assay_choices_adopt(assay_context *ctx, assay_choices *c, const ass
 static assay_status run_once(assay_context *ctx, const assay_plan *plan, const assay_source *in,
                              assay_tensor_set *results)
 {
-    assay_rounded rounded = {{in, NULL}, plan->c};
+    assay_rounded rounded = {{in, NULL}, plan->c, NULL};
     const assay_source source = assay_rounded_source(&rounded);
     const assay_sink out = assay_tensor_set_sink(results);
     assay_tensor_set_rewind(results);

@@ -13,7 +13,7 @@ assay_status assay_correct_run(assay_context *ctx, const assay_plan *plan, const
         if (strcmp(plan->precisions[p].name, precision.name) == 0) precision.form = plan->precisions[p].form;
     const assay_emulation emulation = assay_ensemble_member(plan, &precision, "correct", number);
     const assay_source given = assay_input_and_choice_source(golden);
-    assay_rounded rounded = {{&given, NULL}, plan->c};
+    assay_rounded rounded = {{&given, NULL}, plan->c, NULL};
     const assay_source in = assay_rounded_source(&rounded);
     assay_context emulated = *ctx;
     MUST(assay_tensor_set_copy(ctx, golden, candidate));

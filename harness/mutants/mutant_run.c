@@ -141,7 +141,7 @@ static assay_status run_operation(assay_context *ctx, const assay_trial *t, cons
     assay_context own = *ctx;
     const assay_source numbers =
         mutant->golden_choice ? assay_input_and_choice_source(given) : assay_input_source(given);
-    assay_rounded rounded = {{&numbers, NULL}, plan->c};
+    assay_rounded rounded = {{&numbers, NULL}, plan->c, NULL};
     const assay_source in = assay_rounded_source(&rounded);
     const assay_sink out = assay_results_sink(results);
     if (assay_mutant_requantises(mutant)) return run_requantised(ctx, mutant, plan, &in, &out, applies);
@@ -190,7 +190,7 @@ static assay_status go_on(assay_context *ctx, const assay_trial *t, const assay_
     OWNED_BY(assay_tensor_set_free) assay_tensor_set staged = {0};
     const assay_mutation m = {.c = t->plan->c, .profile = t->profile, .tensors = made};
     const assay_source numbers = assay_input_source(t->golden);
-    assay_rounded rounded = {{&numbers, NULL}, t->plan->c};
+    assay_rounded rounded = {{&numbers, NULL}, t->plan->c, NULL};
     MUST(assay_mutant_change_stage(ctx, mutant, &m, applies));
     for (int i = 0; i < made->count; i++) MUST(assay_mutant_stage(ctx, &made->items[i], &staged));
     const assay_source in = assay_rounded_source(&rounded);

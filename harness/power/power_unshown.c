@@ -44,7 +44,7 @@ static assay_status golden_again(assay_context *ctx, const assay_plan *plan, int
         if (assay_role_is_input(set->items[i].spec.role)) MUST(draw_again(ctx, plan, draw, &set->items[i]));
     }
     const assay_source numbers = assay_input_source(set);
-    assay_rounded rounded = {{&numbers, NULL}, plan->c};
+    assay_rounded rounded = {{&numbers, NULL}, plan->c, NULL};
     const assay_source in = assay_rounded_source(&rounded);
     const assay_sink out = assay_results_sink(set);
     assay_context own = *ctx;

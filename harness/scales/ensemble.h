@@ -26,6 +26,7 @@ assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precis
 typedef struct assay_rounded {
     assay_wrapped wrapped;
     const assay_case *c;
+    const assay_precision *inputs; /* what is not rounded by it may be lent; NULL: all is copied */
 } assay_rounded;
 assay_source assay_rounded_source(assay_rounded *rounded);
 

@@ -55,10 +55,23 @@ static assay_status rounded_read(assay_context *ctx, void *self, const char *pat
     return status;
 }
 
+/* What stays as it is need not be copied for every member. */
+static const double *rounded_lend(void *self, const char *path, int64_t first, int64_t count)
+{
+    const assay_rounded *rounded = self;
+    const assay_source *in = rounded->wrapped.in;
+    const bool stays = rounded->inputs != NULL && assay_staged_of(path) == NULL &&
+                       assay_type_of_input(rounded->inputs, rounded->c, path) == ASSAY_FLOAT64;
+    return stays && in->lend != NULL ? in->lend(in->self, path, first, count) : NULL;
+}
+
 assay_source assay_rounded_source(assay_rounded *rounded)
 {
-    return (assay_source){
-        .self = rounded, .has = assay_wrapped_has, .read = rounded_read, .read_i32 = assay_wrapped_read_i32};
+    return (assay_source){.self = rounded,
+                          .has = assay_wrapped_has,
+                          .read = rounded_read,
+                          .read_i32 = assay_wrapped_read_i32,
+                          .lend = rounded_lend};
 }
 
 /* Of a member's results only the errors are left. */
@@ -128,11 +141,11 @@ static assay_status run(assay_context *ctx, assay_ensemble *e, const assay_membe
     const assay_plan *plan = e->plan;
     assay_overlay numbers = {assay_tensor_set_source(&e->inputs), *e->in};
     const assay_source given = assay_overlay_source(&numbers);
-    assay_rounded rounded = {{&given, NULL}, plan->c};
+    assay_emulation emulation = assay_ensemble_member(plan, member->precision, stream, number);
+    assay_rounded rounded = {{&given, NULL}, plan->c, &emulation.precision};
     assay_overlay deviation = {assay_tensor_set_source(&e->deviation), assay_rounded_source(&rounded)};
     const assay_source in = assay_overlay_source(&deviation);
     const assay_sink own = {.self = e, .wants = member_wants, .write = member_write};
-    assay_emulation emulation = assay_ensemble_member(plan, member->precision, stream, number);
     assay_context emulated = *ctx;
     emulation.nearest = member->nearest;
     if (member->keeps && member->precision->storage > ASSAY_FLOAT32_RMS) emulation.storage = ASSAY_FLOAT32;

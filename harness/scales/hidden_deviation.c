@@ -21,7 +21,7 @@ static bool is_staged(const assay_source *in, const char *path)
 static assay_status run_for(assay_context *ctx, const assay_plan *plan, const assay_source *in,
                             const assay_emulation *emulation, assay_tensor_set *h)
 {
-    assay_rounded rounded = {{in, NULL}, plan->c};
+    assay_rounded rounded = {{in, NULL}, plan->c, NULL};
     const assay_source source = assay_rounded_source(&rounded);
     const assay_sink sink = assay_tensor_set_sink(h);
     assay_context own = *ctx;

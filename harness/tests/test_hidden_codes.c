@@ -46,7 +46,7 @@ static void run(trial *t, int number, const assay_tensor_set *staged, assay_tens
     assay_tensor_set none = {0};
     assay_overlay given = {assay_tensor_set_source(staged != NULL ? staged : &none), t->source};
     const assay_source source = assay_overlay_source(&given);
-    assay_rounded rounded = {{&source, NULL}, t->c};
+    assay_rounded rounded = {{&source, NULL}, t->c, NULL};
     const assay_source in = staged != NULL ? source : assay_rounded_source(&rounded);
     if (staged == NULL) {
         ctx.arithmetic = &nearest;

@@ -216,7 +216,7 @@ TEST_IN_FOLDER(correct_runs_pass)
         const assay_precision precision = assay_case_precision(f.t.c, f.profile);
         for (int number = 0; number < 20; number++) {
             const assay_emulation emulation = assay_ensemble_member(&f.t.plan, &precision, "kernel", number);
-            assay_rounded rounded = {{&f.t.source, NULL}, f.t.c};
+            assay_rounded rounded = {{&f.t.source, NULL}, f.t.c, NULL};
             const assay_source in = assay_rounded_source(&rounded);
             assay_context ctx = f.t.ctx;
             ctx.arithmetic = &nearest_arithmetic;
