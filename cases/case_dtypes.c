@@ -6,23 +6,21 @@
 #include <string.h>
 
 #include "cases/case_internal.h"
+#include "oracle/base/memory.h"
 
 /* The place of a pattern or a path in a list of entries that begin with one. The newest comes last, and counts. */
 static assay_status place_of(assay_context *ctx, void **list, int *count, size_t size, const char *pattern,
                              void **place)
 {
-    char *items = *list;
     int at = 0;
-    while (at < *count && strcmp(items + (size_t)at * size, pattern) != 0) at++;
+    while (at < *count && strcmp((char *)*list + (size_t)at * size, pattern) != 0) at++;
     if (at == *count) {
-        items = realloc(items, ((size_t)at + 1) * size);
-        if (items == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for %d patterns", at + 1);
-        *list = items;
+        MUST(assay_grow(ctx, "patterns", at + 1, size, list));
         ++*count;
     }
-    char *from = items + (size_t)at * size;
+    char *from = (char *)*list + (size_t)at * size;
     memmove(from, from + size, (size_t)(*count - 1 - at) * size);
-    *place = items + (size_t)(*count - 1) * size;
+    *place = (char *)*list + (size_t)(*count - 1) * size;
     return ASSAY_OK;
 }
 

@@ -60,14 +60,6 @@ static assay_status draw(assay_context *ctx, assay_fixture_reader *golden, assay
     return ASSAY_OK;
 }
 
-/* Whether a tensor has what a picture is made of. */
-static bool can_be_drawn(assay_fixture_reader *golden, assay_fixture_reader *candidate, const char *scale,
-                         const assay_tensor_result *r)
-{
-    return r->compared && r->spec.type != ASSAY_INT32 && r->elements > 0 && assay_fixture_find(golden, scale) != NULL &&
-           assay_fixture_find(candidate, r->spec.path) != NULL;
-}
-
 static assay_status draw_tensor(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
                                 const assay_profile *profile, const assay_tensor_result *r, const buffers *b,
                                 assay_picture **picture)
@@ -76,7 +68,9 @@ static assay_status draw_tensor(assay_context *ctx, assay_fixture_reader *golden
     void *memory = NULL;
     *picture = NULL;
     assay_path_at(ASSAY_ROLE_ERROR_SCALE, profile->precision.name, r->spec.path, scale);
-    if (!can_be_drawn(golden, candidate, scale, r)) return ASSAY_OK;
+    if (!r->compared || r->spec.type == ASSAY_INT32 || r->elements < 1) return ASSAY_OK;
+    if (assay_fixture_find(golden, scale) == NULL || assay_fixture_find(candidate, r->spec.path) == NULL)
+        return ASSAY_OK;
     MUST(assay_alloc(ctx, "picture", 1, sizeof **picture, &memory));
     assay_status status = draw(ctx, golden, candidate, scale, profile, r, b, memory);
     if (status == ASSAY_OK) {

@@ -293,15 +293,10 @@ void assay_statistics_add(assay_statistics_pass *pass, int64_t count, const doub
     }
 }
 
-static double log_rms(double squares, double count)
-{
-    return assay_log(fmax(sqrt(squares / fmax(count, 1)), LEAST_RMS));
-}
-
 /* The relative spread of an RMS of `count` independent errors. */
 static void set_size(assay_statistics *found, int statistic, double squares, double count, int64_t slice)
 {
-    found->values[statistic] = log_rms(squares, count);
+    found->values[statistic] = assay_log(fmax(sqrt(squares / fmax(count, 1)), LEAST_RMS));
     found->slices[statistic] = slice;
     found->least_deviations[statistic] = 1 / sqrt(2 * fmax(count, 1));
 }

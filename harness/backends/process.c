@@ -41,17 +41,12 @@ typedef struct end_report {
 
 /* ---- the command's process ---- */
 
-static int open_nothing(void)
-{
-    return open("/dev/null", O_RDWR | O_CLOEXEC);
-}
-
 /* Only calls that are safe after a fork. */
 static void become(const job *j, int log, const sigset_t *mask)
 {
     static const int handled[] = {SIGINT, SIGTERM, SIGHUP};
     const int streams[] = {j->input, log >= 0 ? log : j->output, log >= 0 ? log : j->error};
-    const int nothing = open_nothing();
+    const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     for (int i = 0; i < 3; i++) dup2(streams[i] >= 0 ? streams[i] : nothing, i);

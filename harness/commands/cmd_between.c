@@ -21,12 +21,6 @@ typedef struct between_run {
 
 /* ---- the choice that a backend is given ---- */
 
-/* "inputs/layers/0/selected_experts" of "routing/layers/0/selected_experts". */
-static void input_of_choice(const char *path, char input[ASSAY_PATH_SIZE])
-{
-    snprintf(input, ASSAY_PATH_SIZE, "inputs/%s", strchr(path, '/') + 1);
-}
-
 /* The first one's choices as inputs, and the case that has them. */
 static assay_status take_choice(assay_context *ctx, const between_run *r, assay_case *c, assay_tensor_set *choice)
 {
@@ -41,7 +35,7 @@ static assay_status take_choice(assay_context *ctx, const between_run *r, assay_
         const assay_tensor_spec *found = assay_fixture_find(from, path);
         if (found == NULL || found->type != ASSAY_INT32 || !assay_shape_equal(&found->shape, &spec.shape))
             return assay_fail(ctx, ASSAY_BAD_INPUT, "--replay A: A gives no %s of its shape", path);
-        input_of_choice(path, input);
+        snprintf(input, ASSAY_PATH_SIZE, "inputs/%s", strchr(path, '/') + 1);
         snprintf(set, sizeof set, "inputs.%s={distribution: experts, high: 1}", strchr(input, '/') + 1);
         MUST(assay_case_set(ctx, c, set));
         assay_tensor_call(&spec, input);

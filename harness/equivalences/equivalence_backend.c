@@ -39,12 +39,6 @@ static assay_status ask(assay_context *ctx, const assay_backend_check_options *o
     return assay_backend_execute(ctx, &call, end);
 }
 
-/* How far a choice is from changing is the oracle's own measure. */
-static bool is_margin(const assay_tensor_spec *spec)
-{
-    return spec->role == ASSAY_ROLE_ROUTING && assay_path_ends(spec->path, "margin");
-}
-
 static void widen_scales(const assay_profile *profile, bool exact, const assay_tensor *tensor,
                          const assay_tensor *scales)
 {
@@ -193,7 +187,9 @@ static assay_status write_golden(assay_context *ctx, const assay_profile *profil
     TRY(assay_fixture_set_text(ctx, writer, "op", other->c.op));
     for (int i = 0; i < other->plan.spec_count; i++) {
         assay_tensor *tensor = &other->results.items[i];
-        if (!assay_role_is_result(tensor->spec.role) || is_margin(&tensor->spec)) continue;
+        /* how far a choice is from changing is the oracle's own measure */
+        const bool margin = tensor->spec.role == ASSAY_ROLE_ROUTING && assay_path_ends(tensor->spec.path, "margin");
+        if (!assay_role_is_result(tensor->spec.role) || margin) continue;
         const assay_tensor *own = scaled->count == 0 ? NULL : assay_results_scales(scaled, profile, tensor->spec.path);
         TRY(write_counterpart(ctx, writer, profile, one, assay_form_layouts(other, one), own, tensor));
         tensors += tensor->written > 0;

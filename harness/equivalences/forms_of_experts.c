@@ -5,11 +5,6 @@
 
 #include "harness/operations/op_support.h"
 
-static bool is_llama4(const assay_case *c)
-{
-    return strcmp(c->config.decoder_block.text, "llama4") == 0 || strcmp(c->config.routing_method.text, "Llama4") == 0;
-}
-
 /* Scales by a recipe are those of rows or blocks of gate and up together; but blocks that end with gate. Of shards of H gate and
  * up give dx sums of their own, which only a fused one has together. */
 static bool fuses_scales(const assay_case *c)
@@ -58,7 +53,8 @@ bool form_other_dense(const assay_case *c, assay_other_form *form)
 bool form_other_capacity(const assay_case *c, assay_other_form *form)
 {
     const bool dropless = c->config.sparse_matmul || !(c->config.capacity_factor > 0);
-    const bool llama4 = is_llama4(c);
+    const bool llama4 =
+        strcmp(c->config.decoder_block.text, "llama4") == 0 || strcmp(c->config.routing_method.text, "Llama4") == 0;
     if (!form_has_moe(c) || form_has_engine_form(c) || !dropless || form_fuses_experts(c) || c->config.fused_moe_func ||
         llama4)
         return false;

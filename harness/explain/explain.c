@@ -419,9 +419,9 @@ cleanup:
     return status;
 }
 
-static assay_status explain_or_say_why_not(assay_context *ctx, assay_golden *golden, const assay_tensor_set *given_too,
-                                           assay_fixture_reader *candidate, const assay_profile *profile, bool quiet,
-                                           assay_report *report)
+assay_status assay_explain(assay_context *ctx, assay_golden *golden, const assay_tensor_set *given_too,
+                           assay_fixture_reader *candidate, const assay_profile *profile, bool quiet,
+                           assay_report *report)
 {
     if (report->verdict != ASSAY_FAIL || !is_worth_it(report)) return ASSAY_OK;
     const char *kind = assay_fixture_text(candidate, "kind");
@@ -437,16 +437,4 @@ static assay_status explain_or_say_why_not(assay_context *ctx, assay_golden *gol
     snprintf(report->explanation, sizeof report->explanation, "not tried: %.400s", ctx->message);
     ctx->message[0] = '\0';
     return ASSAY_OK;
-}
-
-assay_status assay_explain(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
-                           const assay_profile *profile, bool quiet, assay_report *report)
-{
-    return explain_or_say_why_not(ctx, golden, NULL, candidate, profile, quiet, report);
-}
-
-assay_status assay_explain_stages(assay_context *ctx, assay_stages *by, assay_fixture_reader *candidate,
-                                  const assay_profile *profile, bool quiet, assay_report *report)
-{
-    return explain_or_say_why_not(ctx, &by->golden, &by->adopted, candidate, profile, quiet, report);
 }

@@ -8,13 +8,11 @@
 #include "harness/power/power_test.h"
 
 /* Fills explanation and explained_by of the report on a failure; leaves others alone. What keeps it from looking (a
- * case that is too large, that this program cannot evaluate, or without memory) is said there too and is no error. */
-assay_status assay_explain(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
-                           const assay_profile *profile, bool quiet, assay_report *report);
-
-/* The same of the report on its stages: mutants go on from the candidate's checkpoints as the stages do. */
-assay_status assay_explain_stages(assay_context *ctx, assay_stages *by, assay_fixture_reader *candidate,
-                                  const assay_profile *profile, bool quiet, assay_report *report);
+ * case that is too large, that this program cannot evaluate, or without memory) is said there too and is no error. given_too: of a report on stages, the candidate's checkpoints, which
+ * mutants go on from as the stages do; else NULL. */
+assay_status assay_explain(assay_context *ctx, assay_golden *golden, const assay_tensor_set *given_too,
+                           assay_fixture_reader *candidate, const assay_profile *profile, bool quiet,
+                           assay_report *report);
 
 /* Whether a failed candidate equals that one mutant. False where it cannot be tried. */
 assay_status assay_explains(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,

@@ -41,12 +41,6 @@ static assay_status take(assay_context *ctx, const assay_tensor_spec *expected, 
     return ASSAY_OK;
 }
 
-/* Given weights of a router are a result of its stage, which begins at the inputs where no checkpoint comes before it. */
-static bool ends_stage(const assay_tensor_spec *spec)
-{
-    return spec->role == ASSAY_ROLE_ROUTING && assay_has_error_scale(spec);
-}
-
 /* Tensors that stay without elements are not in the set's source. */
 assay_status assay_stages_adopt(assay_context *ctx, const assay_plan *plan, const assay_profile *profile,
                                 assay_fixture_reader *candidate, assay_tensor_set *adopted, int *taken)
@@ -55,7 +49,8 @@ assay_status assay_stages_adopt(assay_context *ctx, const assay_plan *plan, cons
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
         const bool found = is_usable(profile, spec, assay_fixture_find(candidate, spec->path));
-        *taken += found && ends_stage(spec);
+        /* given weights of a router are a result of its stage, which begins at the inputs where no checkpoint comes before it */
+        *taken += found && spec->role == ASSAY_ROLE_ROUTING && assay_has_error_scale(spec);
         if (!found || !begins_stage(spec)) continue;
         MUST(take(ctx, spec, candidate, adopted));
         *taken += assay_tensor_is_complete(&adopted->items[adopted->count - 1]);

@@ -294,7 +294,7 @@ assay_status assay_attempt_explain(assay_context *ctx, assay_attempt *a)
 {
     if (a->end != ASSAY_ATTEMPT_FAIL || a->report.count == 0) return ASSAY_OK;
     const assay_status status =
-        assay_explain(ctx, assay_judged_by(&a->golden, &a->against), a->candidate, a->profile, true, &a->report);
+        assay_explain(ctx, assay_judged_by(&a->golden, &a->against), NULL, a->candidate, a->profile, true, &a->report);
     if (a->report.explained_count > 0) snprintf(a->reason.bug, sizeof a->reason.bug, "%s", a->report.explained_by[0]);
     return status;
 }

@@ -17,12 +17,6 @@ assay_golden *assay_judged_by(assay_golden *golden, assay_golden *against)
     return against->reader != NULL ? against : golden;
 }
 
-static bool are_drawn(const assay_judging *how, assay_verdict verdict)
-{
-    return how->pictures == ASSAY_PICTURES_OF_ALL ||
-           (how->pictures == ASSAY_PICTURES_OF_NOT_PASSED && verdict != ASSAY_PASS);
-}
-
 assay_status assay_judge_draw(assay_context *ctx, const assay_golden *judged_by, assay_fixture_reader *candidate,
                               const assay_profile *profile, const assay_case *c, assay_report *report)
 {
@@ -62,12 +56,13 @@ assay_status assay_judge(assay_context *ctx, assay_golden *golden, assay_fixture
     held = assay_judged_by(golden, &again);
     TRY(assay_judge_vanishing(ctx, held->reader, how->profile, report));
     if (by.golden.reader != NULL) TRY(assay_judge_vanishing(ctx, by.golden.reader, how->profile, report->stages));
-    if (!how->unexplained) TRY(assay_explain(ctx, held, candidate, how->profile, how->quiet, report));
+    if (!how->unexplained) TRY(assay_explain(ctx, held, NULL, candidate, how->profile, how->quiet, report));
     if (!how->unexplained && by.golden.reader != NULL && report->explained_count == 0) {
-        TRY(assay_explain_stages(ctx, &by, candidate, how->profile, how->quiet, report->stages));
+        TRY(assay_explain(ctx, &by.golden, &by.adopted, candidate, how->profile, how->quiet, report->stages));
     }
     assay_report_join_stages(report);
-    if (are_drawn(how, report->verdict)) {
+    if (how->pictures == ASSAY_PICTURES_OF_ALL ||
+        (how->pictures == ASSAY_PICTURES_OF_NOT_PASSED && report->verdict != ASSAY_PASS)) {
         TRY(assay_judge_draw(ctx, held, candidate, how->profile, golden->c, report));
     }
     snprintf(report->program, sizeof report->program, "assay %s", assay_version_text(ctx->isa));

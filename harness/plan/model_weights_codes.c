@@ -30,11 +30,6 @@ assay_status assay_weights_check_shape(assay_context *ctx, const assay_model_wei
     return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s has shape %s, expected %s", w->file, spec->path, found, wanted);
 }
 
-static bool is_four_bits(const weight_target *t)
-{
-    return t->entry->format->element == ASSAY_FLOAT4_E2M1FN;
-}
-
 static assay_status refuse_type(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
                                 const assay_tensor_spec *found, assay_dtype expected)
 {
@@ -55,7 +50,7 @@ assay_status assay_weights_check_codes(assay_context *ctx, const assay_model_wei
     const assay_block_format *format = t->entry->format;
     const bool blocks = row->layout == ASSAY_WEIGHT_MXFP4;
     MUST(assay_checkpoint_spec(ctx, w->checkpoint, index, &found));
-    const bool bytes = found->type == ASSAY_INT32 && is_four_bits(t);
+    const bool bytes = found->type == ASSAY_INT32 && t->entry->format->element == ASSAY_FLOAT4_E2M1FN;
     if (blocks && strcmp(format->name, "mxfp4") != 0) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s is mxfp4, expected %s of %s", w->file, found->path,
                           format->name, t->entry->spec.path);

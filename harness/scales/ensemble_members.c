@@ -6,11 +6,6 @@
 #include "harness/scales/ensemble_internal.h"
 #include "oracle/base/random.h"
 
-static assay_status beyond_the_end(assay_context *ctx, const char *path)
-{
-    return assay_fail(ctx, ASSAY_INTERNAL, "%s has more elements than its shape", path);
-}
-
 assay_dtype assay_type_of_input(const assay_precision *precision, const assay_case *c, const char *path)
 {
     if (strcmp(path, "inputs/logits") == 0) return ASSAY_FLOAT64;
@@ -84,7 +79,8 @@ static assay_status member_write(assay_context *ctx, void *self, const char *pat
 {
     const assay_ensemble *e = self;
     assay_scaled *t = assay_ensemble_tensor(e, path);
-    if (count > t->count - t->written) return beyond_the_end(ctx, path);
+    if (count > t->count - t->written)
+        return assay_fail(ctx, ASSAY_INTERNAL, "%s has more elements than its shape", path);
     const double *golden = t->golden + t->written;
     float *errors = t->errors + e->slot * t->count + t->written;
     for (int64_t i = 0; i < count; i++) {

@@ -155,17 +155,12 @@ static bool is_fitted(const view *views, int i)
     return i == 0 || views[i].rows > 1;
 }
 
-static bool can_stand_alone(const view *v, int members)
-{
-    return v->rows * members >= ENOUGH && v->columns * members >= ENOUGH;
-}
-
 static int best_of(const view *views, int count, int members, double mean)
 {
     int best = 0;
     double least = INFINITY;
     for (int i = 0; i < count; i++) {
-        if (!is_fitted(views, i) || !can_stand_alone(&views[i], members)) continue;
+        if (!is_fitted(views, i) || views[i].rows * members < ENOUGH || views[i].columns * members < ENOUGH) continue;
         const double found = misfit(&views[i], members, mean);
         if (found < least) {
             best = i;

@@ -235,7 +235,7 @@ static void judge(subject *s, const char *what, const char *name, assay_tensor_s
     trial_round(results, s->trial.profile->storage);
     require(s, assay_trial_reader(&s->t.ctx, results, "candidate", profile, &candidate));
     compare(s, candidate, &report);
-    require(s, assay_explain(&s->t.ctx, &golden, candidate, profile, true, &report));
+    require(s, assay_explain(&s->t.ctx, &golden, NULL, candidate, profile, true, &report));
     for (int i = 0; name != NULL && i < report.explained_count; i++) named |= strcmp(report.explained_by[i], name) == 0;
     const assay_mutant *mutant = name == NULL ? NULL : assay_mutant_by_name(name);
     if (mutant != NULL && mutant->degrade != NULL) named |= strstr(report.explanation, name) != NULL;

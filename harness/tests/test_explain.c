@@ -49,7 +49,7 @@ static assay_status try_explain(fixture *f, assay_tensor_set *results, assay_rep
     trial_round(results, f->at.profile->storage);
     TRY(assay_trial_reader(&f->t.ctx, results, "candidate", f->at.profile, &candidate));
     TRY(assay_compare(&f->t.ctx, f->t.reader, candidate, f->at.profile, 1e-6, assay_plan_order(&f->t.plan), report));
-    TRY(assay_explain(&f->t.ctx, &golden, candidate, f->at.profile, true, report));
+    TRY(assay_explain(&f->t.ctx, &golden, NULL, candidate, f->at.profile, true, report));
 cleanup:
     return status;
 }
@@ -571,7 +571,7 @@ TEST_IN_FOLDER(where_nothing_is_said)
     assert_ok(&f.t.ctx, assay_fixture_of_memory(&f.t.ctx, "candidate", 1, &y, &candidate));
     assert_ok(&f.t.ctx,
               assay_compare(&f.t.ctx, f.t.reader, candidate, f.at.profile, 1e-6, assay_plan_order(&f.t.plan), &report));
-    assert_ok(&f.t.ctx, assay_explain(&f.t.ctx, &golden, candidate, f.at.profile, true, &report));
+    assert_ok(&f.t.ctx, assay_explain(&f.t.ctx, &golden, NULL, candidate, f.at.profile, true, &report));
     assert_string_equal(report.explanation, "");
     assay_report_free(&report);
     assay_fixture_close(candidate);
@@ -597,7 +597,7 @@ TEST_IN_FOLDER(golden_of_an_unknown_operation)
     assert_ok(&f.t.ctx, assay_trial_reader(&f.t.ctx, &results, "candidate", f.at.profile, &candidate));
     assert_ok(&f.t.ctx,
               assay_compare(&f.t.ctx, f.t.reader, candidate, f.at.profile, 1e-6, assay_plan_order(&f.t.plan), &report));
-    assert_ok(&f.t.ctx, assay_explain(&f.t.ctx, &golden, candidate, f.at.profile, true, &report));
+    assert_ok(&f.t.ctx, assay_explain(&f.t.ctx, &golden, NULL, candidate, f.at.profile, true, &report));
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assert_non_null(strstr(report.explanation, "not tried: rms_norm/deepseek: "));
     assert_string_equal(f.t.ctx.message, "");

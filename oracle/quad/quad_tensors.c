@@ -32,35 +32,32 @@ assay_status quad_tensors_list(assay_context *ctx, quad_tensors *tensors, const 
     return ASSAY_OK;
 }
 
-static assay_status alloc_data(assay_context *ctx, const char *path, const assay_shape *shape, size_t size, void **data)
+/* out: where its numbers or indices are; NULL after a failure. */
+static assay_status add(assay_context *ctx, quad_tensors *tensors, const char *path, const assay_shape *shape,
+                        bool indices, void *out)
 {
     int64_t count = 0;
-    const assay_status status = assay_checked_count(ctx, path, shape->rank, shape->dims, &count);
-    return status == ASSAY_OK ? assay_alloc(ctx, path, count, size, data) : status;
+    void *data = NULL;
+    memcpy(out, &data, sizeof data);
+    MUST(assay_checked_count(ctx, path, shape->rank, shape->dims, &count));
+    MUST(assay_alloc(ctx, path, count, indices ? sizeof(int32_t) : sizeof(quad), &data));
+    const quad_tensor tensor = {.shape = *shape, .values = indices ? NULL : data, .indices = indices ? data : NULL};
+    const assay_status status = quad_tensors_list(ctx, tensors, path, &tensor);
+    if (status != ASSAY_OK) free(data);
+    if (status == ASSAY_OK) memcpy(out, &data, sizeof data);
+    return status;
 }
 
 assay_status quad_tensors_add(assay_context *ctx, quad_tensors *tensors, const char *path, const assay_shape *shape,
                               quad **values)
 {
-    void *data = NULL;
-    assay_status status = alloc_data(ctx, path, shape, sizeof **values, &data);
-    if (status == ASSAY_OK)
-        status = quad_tensors_list(ctx, tensors, path, &(quad_tensor){.shape = *shape, .values = data});
-    if (status != ASSAY_OK) free(data);
-    *values = status == ASSAY_OK ? data : NULL;
-    return status;
+    return add(ctx, tensors, path, shape, false, values);
 }
 
 assay_status quad_tensors_add_indices(assay_context *ctx, quad_tensors *tensors, const char *path,
                                       const assay_shape *shape, int32_t **indices)
 {
-    void *data = NULL;
-    assay_status status = alloc_data(ctx, path, shape, sizeof **indices, &data);
-    if (status == ASSAY_OK)
-        status = quad_tensors_list(ctx, tensors, path, &(quad_tensor){.shape = *shape, .indices = data});
-    if (status != ASSAY_OK) free(data);
-    *indices = status == ASSAY_OK ? data : NULL;
-    return status;
+    return add(ctx, tensors, path, shape, true, indices);
 }
 
 assay_status quad_tensors_copy_f64(assay_context *ctx, quad_tensors *tensors, const char *path,
