@@ -170,6 +170,7 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, assay_rou
         const assay_program_node *node = &c->program->nodes[line->node];
         if (!node->chosen || strcmp(line->path, router->path) != 0) continue;
         const assay_shape *scores = &c->program->nodes[node->in[0]].shape;
+        router->any_of_tied = assay_program_number(node, "lowest") == 0;
         router->config = (assay_routing_config){.batch = 1,
                                                 .sequence = assay_shape_count(&node->shape) / router->per_token,
                                                 .num_experts = scores->dims[scores->rank - 1],
@@ -372,7 +373,7 @@ static void judge_all(assay_choices *c, bool any_of_tied)
             token.groups_kept = rule.groups ? config->topk_routing_group : 1;
             token.group_score = config->group_score;
             token.fixed = rule.hash;
-            token.any_of_tied = any_of_tied;
+            token.any_of_tied = any_of_tied || router->any_of_tied;
             token.scores = router->scores + t * experts;
             token.tau = router->tau + t * experts;
             const assay_choice_verdict verdict = assay_choice_judge(&token);
@@ -395,15 +396,14 @@ assay_status assay_choices_judge(assay_context *ctx, assay_choices *c, const ass
     assay_status status;
     int64_t scores = 0;
     const int threads = ctx->threads;
-    const bool any_of_tied = profile->any_of_tied || plan->c->program != NULL;
     ctx->threads = assay_plan_threads(ctx, plan);
     TRY(find_scores(ctx, c, plan, in, adopted));
-    judge_all(c, any_of_tied);
+    judge_all(c, profile->any_of_tied);
     if (c->summary.exact == c->summary.tokens || assay_routing_rule_of(&c->routers[0].config).hash) goto cleanup;
     for (int i = 0; i < c->count; i++) scores += c->routers[i].tokens * c->routers[i].config.num_experts;
     /* thresholds of elements take half of what they are given */
     TRY(find_tau(ctx, c, plan, in, assay_thresholds_of(2 * false_alarm, scores, 0, 0).element));
-    judge_all(c, any_of_tied);
+    judge_all(c, profile->any_of_tied);
 cleanup:
     ctx->threads = threads;
     return status;
