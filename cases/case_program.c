@@ -335,12 +335,13 @@ static assay_status read_accumulate(const assay_yaml *y, assay_case *c, const ch
     assay_program_line *line;
     for (assay_yaml_walk w = assay_yaml_pairs(y, node, key); assay_yaml_next(&w, &status);) {
         char name[ASSAY_TEXT_SIZE];
-        assay_dtype type;
+        assay_dtype type = ASSAY_DTYPE_COUNT; /* what the profile stores */
         MUST(require_step(y, c, w.key_node, key, w.key));
         MUST(assay_yaml_text(y, w.value, w.key, name, sizeof name));
-        const bool known = assay_dtype_from_name(name, &type) &&
-                           (type == ASSAY_FLOAT32 || type == ASSAY_BFLOAT16 || type == ASSAY_FLOAT16);
-        if (!known) return assay_yaml_refuse_value(y, w.value, w.key, "float32, bfloat16 or float16");
+        const bool known =
+            strcmp(name, "stored") == 0 || (assay_dtype_from_name(name, &type) &&
+                                            (type == ASSAY_FLOAT32 || type == ASSAY_BFLOAT16 || type == ASSAY_FLOAT16));
+        if (!known) return assay_yaml_refuse_value(y, w.value, w.key, "float32, bfloat16, float16 or stored");
         for (int k = 0; (line = next_called(c, w.key, &k)) != NULL; k++) line->sums = type;
     }
     return status;
@@ -496,8 +497,10 @@ void assay_case_write_program(FILE *out, const assay_case *c)
     write_names(out, p, "stored", true);
     between = "accumulate: {";
     for (int i = 0; i < p->line_count; i++) {
-        if (p->lines[i].sums == ASSAY_FLOAT64) continue;
-        fprintf(out, "%s%s: %s", between, p->lines[i].name, assay_dtype_name(p->lines[i].sums));
+        const assay_program_line *line = &p->lines[i];
+        if (line->sums == ASSAY_FLOAT64) continue;
+        fprintf(out, "%s%s: %s", between, line->name,
+                line->sums == ASSAY_DTYPE_COUNT ? "stored" : assay_dtype_name(line->sums));
         between = ", ";
     }
     if (between[0] == ',') fprintf(out, "}\n");

@@ -27,7 +27,7 @@ static void l2_norm(const void *config, graph *g)
 {
     graph_begin(g, config, assay_norm_axis_size);
     const int x = graph_input(g, "inputs/x", "BSD");
-    graph_end(g, graph_over_root(g, x, true, ((const assay_norm_config *)config)->epsilon), GRAPH_LEFT);
+    graph_end(g, graph_over_root(g, x, true, false, ((const assay_norm_config *)config)->epsilon), GRAPH_LEFT);
 }
 
 const assay_operation assay_op_rms_norm = {.name = "rms_norm",

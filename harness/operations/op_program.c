@@ -209,6 +209,7 @@ static void describe_line(assay_describer *d, const assay_program *p, const assa
         label(d, 2, node->axes);
     } else {
         assay_describe_sized_result(d, "checkpoints", line->name, ASSAY_FLOAT64, dims_of(node));
+        assay_described(d, 1)->requantised = node->jumped;
     }
     label(d, 1, node->axes);
 }

@@ -442,7 +442,7 @@ static const struct {
     {PROGRAM("T: 4", "x: [T]", "", " {}\n", "  y: neg(x)\naccumulate: {q: bf16}\n"),
      "test.yml:9:14: accumulate has q, which is no step"},
     {PROGRAM("T: 4", "x: [T]", "", " {}\n", "  y: neg(x)\naccumulate: {y: float64}\n"),
-     "y: expected float32, bfloat16 or float16, found float64"},
+     "y: expected float32, bfloat16, float16 or stored, found float64"},
 };
 
 TEST(what_is_wrong_is_said_where_it_stands)

@@ -10,6 +10,7 @@
         return of_sleef(x);                                                                                            \
     }
 FUNCTION(exp, Sleef_cinz_expd1_u10purec)
+FUNCTION(expm1, Sleef_cinz_expm1d1_u10purec)
 FUNCTION(log, Sleef_cinz_logd1_u10purec)
 FUNCTION(log1p, Sleef_cinz_log1pd1_u10purec)
 FUNCTION(erf, Sleef_cinz_erfd1_u10purec)

@@ -8,6 +8,7 @@
 #include "oracle/base/status.h"
 
 double assay_exp(double x);
+double assay_expm1(double x);
 double assay_log(double x);
 double assay_log1p(double x);
 double assay_erf(double x);

@@ -136,8 +136,9 @@ typedef struct graph_step {
     graph_hooks hooks;
     bool
         in_parts; /* a correct kernel may make its function of several that store their results, and keeps its numbers so */
-    bool staged;      /* its functions err as in a run stage by stage (assay_is_staged) */
-    assay_dtype sums; /* that a correct kernel keeps its sums in; float64: the profile's */
+    bool staged; /* its functions err as in a run stage by stage (assay_is_staged) */
+    assay_dtype
+        sums; /* that a correct kernel keeps its sums in; float64: the profile's, ASSAY_DTYPE_COUNT: what it stores */
 } graph_step;
 
 /* What a block by itself gives: outputs/NAME, with cotangents/NAME. */
@@ -220,7 +221,7 @@ int graph_add(graph *g, int x, int y);
 int graph_rms_norm(graph *g, int x, int scale, double epsilon); /* over the scale's axis, the last one */
 int graph_layer_norm(graph *g, int x, int scale, int bias, double epsilon);
 /* x over the root of the mean of its squares along the last axis, or of their sum, and epsilon. */
-int graph_over_root(graph *g, int x, bool of_sum, double epsilon);
+int graph_over_root(graph *g, int x, bool of_sum, bool stored, double epsilon);
 int graph_scale(graph *g, int x, double factor);
 /* What x has along an axis from `first` on; nothing but such parts reads x, and no two have the same. */
 int graph_slice(graph *g, const char *axes, int x, char axis, int64_t first);

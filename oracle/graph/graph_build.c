@@ -287,7 +287,7 @@ int graph_layer_norm(graph *g, int x, int scale, int bias, double epsilon)
     return norm(g, &graph_kind_layer_norm, x, scale, bias, epsilon);
 }
 
-int graph_over_root(graph *g, int x, bool of_sum, double epsilon)
+int graph_over_root(graph *g, int x, bool of_sum, bool stored, double epsilon)
 {
     const graph_general square = {.function = GRAPH_MAP_square}, root = {.function = GRAPH_MAP_rsqrt},
                         add = {.function = GRAPH_BINARY_add}, mul = {.function = GRAPH_BINARY_mul};
@@ -295,11 +295,13 @@ int graph_over_root(graph *g, int x, bool of_sum, double epsilon)
     const graph_general total = {.function = of_sum ? GRAPH_REDUCTION_sum : GRAPH_REDUCTION_mean, .over = {*last}};
     char rows[ASSAY_MAX_RANK + 1];
     snprintf(rows, sizeof rows, "%.*s", (int)(last - axes), axes);
-    const int squares = graph_fused(g, graph_step_of(g, &graph_kind_map, axes, &x, 1, &square));
-    const int sum[] = {graph_fused(g, graph_step_of(g, &graph_kind_reduce, rows, &squares, 1, &total)),
+    const int squares = graph_step_of(g, &graph_kind_map, axes, &x, 1, &square);
+    const int sum[] = {graph_step_of(g, &graph_kind_reduce, rows, &squares, 1, &total),
                        graph_number(g, "epsilon", epsilon)};
-    const int more = graph_fused(g, graph_step_of(g, &graph_kind_binary, rows, sum, 2, &add));
-    const int factors[] = {x, graph_fused(g, graph_step_of(g, &graph_kind_map, rows, &more, 1, &root))};
+    const int more = graph_step_of(g, &graph_kind_binary, rows, sum, 2, &add);
+    const int factors[] = {x, graph_step_of(g, &graph_kind_map, rows, &more, 1, &root)};
+    for (int t = squares; t <= factors[1]; t++)
+        if (!stored && g->tensors[t].step >= 0) graph_fused(g, t);
     return graph_step_of(g, &graph_kind_binary, axes, factors, 2, &mul);
 }
 

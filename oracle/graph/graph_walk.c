@@ -241,18 +241,27 @@ static assay_status call(assay_context *ctx, const graph_call *c,
 {
     const assay_emulation *given = ctx->emulation;
     const graph_step *step = c->step;
-    const bool sums = step->sums != ASSAY_FLOAT64;
+    const bool sums = step->sums != ASSAY_FLOAT64, stored = step->sums == ASSAY_DTYPE_COUNT;
+    const bool norm = step->kind == &graph_kind_rms_norm || step->kind == &graph_kind_layer_norm;
+    graph_call columns = *c;
+    assay_status status = ASSAY_OK;
     assay_emulation own;
+    columns.dx[0] = NULL;
     if (given != NULL && ctx->arithmetic == &assay_arithmetic_emulated && (step->staged || sums)) {
         own = *given;
         own.staged |= step->staged;
-        if (sums) own.sums = step->sums;
+        if (sums && !(stored && norm)) own.sums = stored ? own.storage : step->sums;
         if (sums && step->kind->recurrent &&
-            assay_dtype_unit_roundoff(step->sums) < assay_dtype_unit_roundoff(given->multiply))
+            assay_dtype_unit_roundoff(own.sums) < assay_dtype_unit_roundoff(given->multiply))
             own.multiply = ASSAY_FLOAT64;
         ctx->emulation = &own;
+        if (stored && norm && direction == step->kind->backward) { /* of a norm sums over rows alone are stored */
+            status = direction(ctx, c);
+            own.sums = own.storage;
+            c = &columns;
+        }
     }
-    const assay_status status = direction(ctx, c);
+    if (status == ASSAY_OK) status = direction(ctx, c);
     ctx->emulation = given;
     return status;
 }

@@ -78,8 +78,7 @@ static bool is_activation(graph_map f)
 /* How a correct kernel rounds what it computed, before it is stored: nothing where the result is exact. */
 static void round_function(const assay_context *ctx, graph_map f, int64_t count, double *values)
 {
-    const bool exact =
-        f == GRAPH_MAP_neg || f == GRAPH_MAP_abs || f == GRAPH_MAP_relu || f == GRAPH_MAP_clamp || f == GRAPH_MAP_cast;
+    const bool exact = f == GRAPH_MAP_neg || f == GRAPH_MAP_abs || f == GRAPH_MAP_relu || f >= GRAPH_MAP_cast;
     if (!exact) assay_round(ctx, ASSAY_ROUND_ELEMENTARY, count, values);
 }
 
@@ -214,7 +213,9 @@ static void map_rows(const assay_context *ctx, const graph_call *c, int64_t firs
     } else if (f == GRAPH_MAP_exp) {
         assay_exp_many(ctx, count, x, y);
     } else {
-        for (int64_t i = 0; i < count; i++) y[i] = map_of(f, x[i], with, false);
+        const bool jumps = f >= GRAPH_MAP_floor; /* errors carry a number over the edge */
+        if (jumps) assay_deviation_move(ctx, count, x, c->deviation == NULL ? NULL : c->deviation + first * width, y);
+        for (int64_t i = 0; i < count; i++) y[i] = map_of(f, jumps ? y[i] : x[i], with, false);
     }
     round_function(ctx, f, count, y);
     round_argument(ctx, f, count, x, y);

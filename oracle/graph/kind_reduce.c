@@ -348,16 +348,18 @@ const graph_kind graph_kind_logsumexp = {.name = "logsumexp",
                                          .forward = logsumexp_forward,
                                          .backward = logsumexp_backward};
 
-/* Sums of all up to each; every one of them may be rounded. */
-/* Of whole numbers it is exact. */
-static void run_along(const assay_context *ctx, const lines *l, double *y, const double *x, bool back, bool exact)
+/* Each sum may be rounded, but of whole numbers; XLA, which stores them, adds up pieces, and what is before a piece. */
+static void run_along(const assay_context *ctx, const lines *l, double *y, const double *x, bool back, bool exact,
+                      int64_t piece)
 {
-    double sum = 0;
+    double sum = 0, before = 0;
     for (int64_t i = 0; i < l->count; i++) {
         const int64_t at = (back ? l->count - 1 - i : i) * l->step;
-        sum += x[at];
-        if (i > 0 && !exact) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &sum);
-        y[at] = sum;
+        if (i % piece == 0 && i > 0) before = y[(back ? l->count - i : i - 1) * l->step];
+        sum = i % piece == 0 ? x[at] : sum + x[at];
+        if (i % piece > 0 && !exact) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &sum);
+        y[at] = before + sum;
+        if (i >= piece && !exact) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &y[at]);
     }
 }
 
@@ -368,7 +370,7 @@ static assay_status running_sum(assay_context *ctx, const graph_call *c, double 
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t line = 0; line < line_count(&l); line++) {
         const int64_t start = start_of(&l, line);
-        run_along(ctx, &l, y + start, x + start, back, exact);
+        run_along(ctx, &l, y + start, x + start, back, exact, c->step->sums == ASSAY_DTYPE_COUNT ? 16 : l.count);
     }
     return ASSAY_OK;
 }

@@ -47,9 +47,9 @@ typedef struct assay_program_line {
     char text[ASSAY_PROGRAM_TEXT];
     bool output;
     bool fused, stored; /* a correct kernel keeps its intermediates in registers; stores them */
-    assay_dtype sums;   /* that a correct kernel keeps its sums in; float64: the profile's */
-    int line, column;   /* of the text, in the case file; 0: from elsewhere */
-    int node;           /* what it gives */
+    assay_dtype sums; /* that a correct kernel keeps its sums in; float64: the profile's, of no type: what it stores */
+    int line, column; /* of the text, in the case file; 0: from elsewhere */
+    int node;         /* what it gives */
 } assay_program_line;
 
 typedef struct assay_program_value {
@@ -71,6 +71,7 @@ typedef struct assay_program_node {
     assay_shape shape;
     bool integers;
     bool exact;  /* follows from whole numbers without a rounding: it has no gradient, and may be a mask */
+    bool jumped; /* what jumps reads it (floor, round, above) */
     bool chosen; /* whole numbers that the step chooses: a choice, which stands alone in its line */
     bool coded;  /* numbers of codes and scales, which have the name of its line: so does this */
     double over; /* of a step that reads indices: which is no row; NAN: there is none */

@@ -113,7 +113,13 @@ static void name_codes(graph *g, const assay_program_line *line, int numbers)
 static int norm(graph *g, const form *of, const assay_program_node *node, const int *in)
 {
     const double epsilon = assay_program_number(node, "epsilon");
-    if (node->in_count == 1) return graph_over_root(g, in[0], of->function == 1, epsilon);
+    const bool unfused = assay_program_number(node, "unfused") > 0;
+    const int root =
+        node->in_count == 1 || unfused ? graph_over_root(g, in[0], of->function == 1, unfused, epsilon) : 0;
+    if (root != 0)
+        return node->in_count == 1 ? root
+                                   : graph_step_of(g, &graph_kind_binary, node->axes, (int[]){root, in[1]}, 2,
+                                                   &(graph_general){.function = GRAPH_BINARY_mul});
     return node->in_count == 2 ? graph_rms_norm(g, in[0], in[1], epsilon)
                                : graph_layer_norm(g, in[0], in[1], in[2], epsilon);
 }
@@ -220,6 +226,7 @@ static void put_step(graph *g, const assay_program *p, int place, int *tensor)
     }
     if (node->exact) g->tensors[out].kept = GRAPH_LEFT;
     g->tensors[out].constant |= node->exact;
+    g->tensors[out].quantised |= node->jumped && !node->exact;
     if (line->fused && !node->exact && !(root && line->output)) graph_fused(g, out);
     if (root && line->output) graph_called(g, line->path, out);
     if (node->coded) {

@@ -97,6 +97,17 @@ static assay_status masked(check *c)
     return assay_refuse(c->ctx, "operand 1 of where is expected to be whole numbers: where(mask, a, b)");
 }
 
+/* A kernel's errors move what jumps: how far is known of what has a name. */
+static assay_status jumping(check *c)
+{
+    const assay_program_node *x = operand(c, 0);
+    const bool named = c->p->lines[x->line].node == c->node->in[0];
+    c->p->nodes[c->node->in[0]].jumped = named;
+    if (x->step == NULL || x->exact || named) return as_first(c);
+    return assay_refuse(c->ctx, "%s is of a step's name or what is given, expected its operand on a line of its own",
+                        c->node->step->name);
+}
+
 static assay_status require_axis_of(check *c, char axis, const char *axes)
 {
     if (strchr(axes, axis) != NULL) return ASSAY_OK;

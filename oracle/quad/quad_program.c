@@ -712,69 +712,31 @@ static void integers(machine *m, int i)
 
 /* --- the program --- */
 
+/* clang-format off */
 static const struct {
     const char *name;
     function_of *of;
     int form;
-} FUNCTIONS[] = {{"add", add, 1},
-                 {"abs", bent_at_zero, QUAD_ABS},
-                 {"relu", bent_at_zero, ASSAY_RELU},
-                 {"sub", add, -1},
-                 {"mul", mul, 0},
-                 {"div", quotient, 0},
-                 {"where", where, 0},
-                 {"float", from_indices, 0},
-                 {"square", mul, 0},
-                 {"neg", add, -1},
-                 {"clamp", clamp, 0},
-                 {"cast", cast, 0},
-                 {"quantise", quantise, 0},
-                 {"sum", sum, BY_SUM},
-                 {"mean", sum, BY_MEAN},
-                 {"max", largest, 0},
-                 {"softmax", softmax, 0},
-                 {"logsumexp", logsumexp, 0},
-                 {"cumsum", cumsum, 0},
-                 {"layer_norm", norm, BY_MEAN},
-                 {"product", product, 0},
-                 {"grouped_product", grouped_product, 0},
-                 {"causal_conv", causal_conv, 0},
-                 {"linear_scan", linear_scan, 0},
-                 {"rope", rope, 0},
-                 {"rearrange", rearrange, 0},
-                 {"reshape", reshape, 0},
-                 {"detach", detach, 0},
-                 {"slice", slice, 0},
-                 {"concatenate", concatenate, 0},
-                 {"gather", gather, 0},
-                 {"scatter_add", scatter_add, 0},
-                 {"pick", pick, 0},
-                 {"rms_norm", norm, BY_MEAN},
-                 {"l2_norm", norm, BY_SUM},
-                 {"maximum", extreme, 1},
-                 {"minimum", extreme, -1},
-                 {"less", compared, LESS},
-                 {"equal", compared, EQUAL},
-                 {"floor_div", compared, QUOTIENT},
-                 {"mod", compared, REMAINDER},
-                 {"gated_delta_rule", delta_rule, 0},
-                 {"gated_delta_state", delta_rule, 1},
-                 {"attention", attend, 0},
-                 {"attention_lse", attend, 1},
-                 {"reciprocal", mapped, QUAD_RECIPROCAL},
-                 {"exp", mapped, QUAD_EXP},
-                 {"log", mapped, QUAD_LOG},
-                 {"sqrt", mapped, QUAD_SQRT},
-                 {"rsqrt", mapped, QUAD_INVERSE_ROOT},
-                 {"sigmoid", mapped, QUAD_SIGMOID},
-                 {"silu", mapped, QUAD_SILU},
-                 {"gelu", mapped, ASSAY_GELU},
-                 {"gelu_exact", mapped, ASSAY_GELU_EXACT},
-                 {"erf", mapped, QUAD_ERF},
-                 {"tanh", mapped, QUAD_TANH},
-                 {"softplus", mapped, QUAD_SOFTPLUS},
-                 {"sin", mapped, QUAD_SIN},
-                 {"cos", mapped, QUAD_COS}};
+} FUNCTIONS[] = {
+#define OF(step, of, form) {#step, of, form}
+#define MAP(NAME, step, value, slope) OF(step, mapped, QUAD_##NAME),
+#include "oracle/quad/maps.inc"
+    OF(add, add, 1), OF(abs, bent_at_zero, QUAD_ABS), OF(relu, bent_at_zero, ASSAY_RELU), OF(sub, add, -1),
+    OF(mul, mul, 0), OF(div, quotient, 0), OF(where, where, 0), OF(float, from_indices, 0), OF(square, mul, 0),
+    OF(neg, add, -1), OF(clamp, clamp, 0), OF(cast, cast, 0), OF(quantise, quantise, 0), OF(sum, sum, BY_SUM),
+    OF(mean, sum, BY_MEAN), OF(max, largest, 0), OF(softmax, softmax, 0), OF(logsumexp, logsumexp, 0),
+    OF(cumsum, cumsum, 0), OF(layer_norm, norm, BY_MEAN), OF(product, product, 0),
+    OF(grouped_product, grouped_product, 0), OF(causal_conv, causal_conv, 0), OF(linear_scan, linear_scan, 0),
+    OF(rope, rope, 0), OF(rearrange, rearrange, 0), OF(reshape, reshape, 0), OF(detach, detach, 0),
+    OF(slice, slice, 0), OF(concatenate, concatenate, 0), OF(gather, gather, 0), OF(scatter_add, scatter_add, 0),
+    OF(pick, pick, 0), OF(rms_norm, norm, BY_MEAN), OF(l2_norm, norm, BY_SUM), OF(maximum, extreme, 1),
+    OF(minimum, extreme, -1), OF(less, compared, LESS), OF(equal, compared, EQUAL),
+    OF(floor_div, compared, QUOTIENT), OF(mod, compared, REMAINDER), OF(gated_delta_rule, delta_rule, 0),
+    OF(gated_delta_state, delta_rule, 1), OF(attention, attend, 0), OF(attention_lse, attend, 1),
+    OF(rsqrt, mapped, QUAD_INVERSE_ROOT), OF(sigmoid, mapped, QUAD_SIGMOID), OF(silu, mapped, QUAD_SILU),
+    OF(gelu, mapped, ASSAY_GELU), OF(gelu_exact, mapped, ASSAY_GELU_EXACT)
+};
+/* clang-format on */
 
 static quad_node compute(machine *m)
 {

@@ -115,16 +115,9 @@ typedef enum quad_unary {
     QUAD_CUT,
     QUAD_INVERSE,
     QUAD_INVERSE_ROOT,
-    QUAD_RECIPROCAL,
     QUAD_ABS,
-    QUAD_EXP,
-    QUAD_LOG,
-    QUAD_SQRT,
-    QUAD_ERF,
-    QUAD_TANH,
-    QUAD_SOFTPLUS,
-    QUAD_SIN,
-    QUAD_COS
+#define MAP(NAME, step, value, slope) QUAD_##NAME,
+#include "oracle/quad/maps.inc"
 } quad_unary;
 quad_node quad_map(quad_tape *t, quad_node x, quad_unary f);
 quad_node quad_map_with(quad_tape *t, quad_node x, quad_unary f, quad number);

@@ -98,16 +98,7 @@ quad_node quad_times(quad_tape *t, quad_node x, quad factor)
     X(CUT, x > number ? number : x < -number ? -number : x, x > number || x < -number ? 0 : 1)                         \
     X(INVERSE, x + number == 0 ? 0 : 1 / (x + number), -y * y)                                                         \
     X(INVERSE_ROOT, 1 / sqrtq(x + number), -y * y * y / 2)                                                             \
-    X(RECIPROCAL, 1 / x, -y * y)                                                                                       \
-    X(ABS, x<0 ? -x : x, x> 0 ? 1 : x < 0 ? -1 : 0)                                                                    \
-    X(EXP, expq(x), y)                                                                                                 \
-    X(LOG, logq(x), 1 / x)                                                                                             \
-    X(SQRT, sqrtq(x), 1 / (2 * y))                                                                                     \
-    X(ERF, erfq(x), 2 / sqrtq(M_PIq) * expq(-x * x))                                                                   \
-    X(TANH, tanhq(x), 1 / (coshq(x) * coshq(x)))                                                                       \
-    X(SOFTPLUS, (x > 0 ? x : 0) + log1pq(expq(x > 0 ? -x : x)), quad_activation(ASSAY_SIGMOID, x))                     \
-    X(SIN, sinq(x), cosq(x))                                                                                           \
-    X(COS, cosq(x), -sinq(x))
+    X(ABS, x<0 ? -x : x, x> 0 ? 1 : x < 0 ? -1 : 0)
 
 static quad value_of(quad_unary f, quad x, quad number)
 {
@@ -116,6 +107,8 @@ static quad value_of(quad_unary f, quad x, quad number)
     case QUAD_##name:                                                                                                  \
         return value;
         FUNCTIONS(X)
+#define MAP(name, step, value, slope) X(name, value, slope)
+#include "oracle/quad/maps.inc"
 #undef X
     default:
         return quad_activation((assay_activation)f, x);
@@ -129,6 +122,8 @@ static quad slope_of(quad_unary f, quad x, quad y, quad number)
     case QUAD_##name:                                                                                                  \
         return slope;
         FUNCTIONS(X)
+#define MAP(name, step, value, slope) X(name, value, slope)
+#include "oracle/quad/maps.inc"
 #undef X
     default:
         return quad_activation_slope((assay_activation)f, x);

@@ -41,6 +41,8 @@ FOLDED: dict[str, Callable[..., float]] = {"add": operator.add, "sub": operator.
                                            "less": operator.lt, "equal": operator.eq}
 #: Steps that make whole numbers of whole numbers, which nothing rounds.
 EXACT = ("float", "less", "equal", "add", "sub", "mul", "maximum", "minimum", "neg", "abs", "square", "where", "rearrange", "reshape", "slice", "concatenate", "max", "gather", "pick", "cumsum", "floor_div", "mod")
+JUMPS = ("floor", "round", "above")  #: whole numbers of others: a kernel's errors may carry a number over the edge
+REPEATS = ("add", "sub", "mul", "div", "maximum", "minimum", "where", "rearrange")
 CODES = ("float8_e4m3fn", "float8_e5m2")  #: types of results that are judged as codes
 LETTERS = "TDHNKFEBSRPVCGMJLQUWXYZIAO" + string.ascii_lowercase
 
@@ -140,6 +142,8 @@ class Step:
         self.exact = False  #: and nothing rounds it
         self.fused = False  #: nothing stores it: a line of its own
         self.coded = False  #: a line of its own, of a step or an output
+        self.stores = False  #: a line of its own, whose sums the framework stores as they grow
+        self.jumped = False  #: a line of its own: what jumps reads it
 
 
 def by_places(array: "np.ndarray[Any, Any]") -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None":
@@ -160,6 +164,7 @@ class Tracer:
     def __init__(self, name: str, function: Callable[..., Any], casts: bool = False, gradients: bool = True) -> None:
         self.name, self.function = name, function
         self.casts, self.gradients = casts, gradients  #: casts: what rounds is a step; gradients: what stops them is
+        self.stores = False  #: sums in gradients of what is repeated are stored as they grow, as JAX has them on processors
         self.place = place_of(function)  #: file and line of what is recorded
         self.inputs: list[tuple[str, Value, np.ndarray[Any, Any] | str | None]] = []  #: whole numbers: those of the example, or their text
         self.compared: dict[int, set[int]] = {}  #: numbers that an argument is compared with
@@ -174,6 +179,7 @@ class Tracer:
         self.floats: dict[str, np.ndarray[Any, Any]] = {}  #: constants that are no whole numbers, by their names
         self.places: list[Value] = []  #: 0, 1, ..
         self.far = FAR  #: of float16 its own lowest
+        self.stored: list[str] = []  #: lines whose sums are stored as they grow
         self.stands_alone = False  #: it has a step that only `assay.step` says, and so no numbers
         self.constants: list[tuple[np.ndarray[Any, Any], Value]] = []
         self.called: list[str] = []  #: their names
@@ -221,9 +227,11 @@ class Tracer:
         self.tensors.append(axes)
         made = Step(step, text, axes, self.place, operands)
         self.steps.append(made)
+        repeats = step in REPEATS and any(v.flows and v.axes and len(v.axes) < len(axes) for v in operands)
+        made.stores = self.stores and (repeats or step in ("cumsum", "linear_scan", "rms_norm"))
         value = Value(dims, lambda: made.name, made)
-        value.whole = step in EXACT and all(v.whole or v.integer or (v.number is not None and v.number.is_integer()) for v in operands)
-        value.flows = step not in ("detach", "top_k") and any(v.flows for v in operands)
+        value.whole = step in JUMPS or step in EXACT and all(v.whole or v.integer or (v.number is not None and v.number.is_integer()) for v in operands)
+        value.flows = step not in ("detach", "top_k", *JUMPS) and any(v.flows for v in operands)
         made.exact = value.whole
         value.truth = step in ("rearrange", "reshape", "slice") and operands[0].truth and not operands[0].integer
         value.guards = frozenset().union(*(v.guards for v in operands))
@@ -406,6 +414,30 @@ class Tracer:
         made.origin = Origin(step, (x,), made.dims)
         return made
 
+    def jump(self, step: str, x: Value) -> Value:
+        """floor, round or above, of a step that has a line of its own: so it is known how far errors carry its numbers."""
+        x = self.numbers(x)
+        if x.number is not None:
+            return self.number(x.number > 0 if step == "above" else round(x.number) if step == "round" else math.floor(x.number)).seen(x.dims)
+        if x.whole and step != "above":
+            return x
+        if x.step is not None:
+            x.step.jumped = True
+        made = self.map(step, x)
+        made.truth = step == "above"
+        return made
+
+    def signum(self, x: Value) -> Value:
+        return self.together("sub", [self.jump("above", x), self.jump("above", self.map("neg", x))])
+
+    def rounded(self, how: str, x: Value) -> Value:
+        """floor, ceil, round or trunc."""
+        if how == "ceil":
+            return self.map("neg", self.jump("floor", self.map("neg", x)))
+        if how == "trunc":
+            return self.together("mul", [self.signum(x), self.jump("floor", self.map("abs", x))])
+        return self.jump(how, x)
+
     def detach(self, x: Value) -> Value:
         """The same numbers, through which no gradient flows."""
         return self.map("detach", x) if x.flows and self.gradients and not x.refused else x
@@ -434,7 +466,16 @@ class Tracer:
     def log1p(self, x: Value) -> Value:
         if x.came("exp"):
             return self.map("softplus", *x.came("exp"), unfused=True)
-        return self.map("log", self.together("add", [x, self.number(1)]))
+        return self.map("log1p", x)
+
+    def expm1(self, x: Value) -> Value:
+        return self.map("expm1", x)
+
+    def sinh(self, x: Value) -> Value:
+        return self.together("mul", [self.together("sub", [self.expm1(x), self.expm1(self.map("neg", x))]), self.number(0.5)])
+
+    def cosh(self, x: Value) -> Value:
+        return self.together("mul", [self.together("add", [self.map("exp", x), self.map("exp", self.map("neg", x))]), self.number(0.5)])
 
     # whole numbers
 
@@ -453,9 +494,10 @@ class Tracer:
     def divided(self, step: str, a: Value, b: Value) -> Value:
         """floor_div or mod."""
         a = self.numbers(a)
-        if not a.whole or b.number is None or b.number < 1 or not b.number.is_integer():
-            raise lib.BadInput("a quotient or a rest, expected whole numbers by a number from 1 on")
-        return self.together(step, [a, b])
+        if a.whole and b.number is not None and b.number >= 1 and b.number.is_integer():
+            return self.together(step, [a, b])
+        quotient = self.jump("floor", self.together("div", [a, self.numbers(b)]))
+        return quotient if step == "floor_div" else self.together("sub", [a, self.together("mul", [quotient, b])])
 
     def truth(self, v: Value) -> Value:
         """Whether it is not 0, as numbers that are 0 or 1."""
@@ -475,9 +517,10 @@ class Tracer:
         chosen = self.best_of(a, b) if how in ("ge", "lt") else self.best_of(b, a) if how in ("le", "gt") else None
         if chosen is not None:
             return chosen if how in ("ge", "le") else self.opposite(chosen)
-        if any(not (v.integer or v.whole or v.number is not None) for v in (a, b)):
-            longer = a if len(a.dims) >= len(b.dims) else b
-            return self.nowhere(how, [a, b], longer.dims, "a mask is computed of numbers that a kernel may round, expected whole numbers")
+        if any(v.number in (math.inf, -math.inf) for v in (a, b)) and how in ("eq", "ne"):
+            return self.number(how == "ne").seen([()] * max(len(a.dims), len(b.dims)))
+        if any(not (v.integer or v.whole or v.number is not None) for v in (a, b)) and not (a.refused or b.refused):
+            return self.beyond(how, self.numbers(a), self.numbers(b))
         if a.integer and b.number == 0 and how in ("eq", "ne"):  # a mask as it is
             made = a.seen(a.dims)
             made.mask, made.inverted = True, a.inverted != (how == "eq")
@@ -489,6 +532,19 @@ class Tracer:
         made = self.together("less" if how[0] in "lg" else "equal", [b, a] if how in ("gt", "le") else [a, b])
         made.truth = True
         return self.opposite(made) if how in ("le", "ge", "ne") else made
+
+    def beyond(self, how: str, a: Value, b: Value) -> Value:
+        """Of numbers that a kernel may round: what errors carry over the edge may be on either side. Where it decides between two that meet there
+        `where` has no need of that."""
+        def made(first: Value, second: Value) -> Value:
+            return self.jump("above", first if second.number == 0 else self.map("neg", second) if first.number == 0 else self.together("sub", [first, second]))
+
+        found = made(a, b) if how in ("gt", "le") else made(b, a) if how in ("lt", "ge") else self.together("add", [made(a, b), made(b, a)])
+        if how in ("le", "ge", "eq"):
+            found = self.opposite(found)
+        found.truth = True
+        found.origin = Origin(how, (a, b), found.dims)
+        return found
 
     def best_of(self, x: Value, least: Value) -> Value | None:
         """Where x is at least its k-th largest: its k best."""
@@ -567,8 +623,8 @@ class Tracer:
         return self.compare("eq", lone, numbers)
 
     def where(self, mask: Value, a: Value, b: Value) -> Value:
-        if mask.refused:
-            found = pieces_of(self, mask, a, b)
+        found = pieces_of(self, mask, a, b)
+        if mask.refused or found is not None:
             return self.nowhere("where", [mask, a, b], mask.dims, "") if found is None else found
         if mask.number is not None:  # of one number all over
             chosen = a if mask.number else b
@@ -631,7 +687,7 @@ class Tracer:
                 return self.map("silu", found, unfused=True)
             normed = rms_norm_of(a, b) or rms_norm_of(b, a) or scaled_root_of(a, b) or scaled_root_of(b, a)
             if normed is not None:
-                return self.rms_norm(*normed)
+                return self.rms_norm(*normed, unfused=True)
             gelu = gelu_of(self, values, dims)
             return None if gelu is None else self.map(*gelu, unfused=True)
         if step == "div":
@@ -648,6 +704,7 @@ class Tracer:
             x, place = exponentials_of(b)
             whole = shifted(x, place) if x is not None and same(x, a) and len(b.dims) == len(x.dims) else None
             if whole is not None:
+                whole = a if self.stores else whole  # which JAX rounds
                 return self.together("sub", [whole, self.over("logsumexp", whole, [place], True, unfused=True)])
         if step == "add":
             x, place = exponentials_of(a)
@@ -660,9 +717,9 @@ class Tracer:
                 return self.map("softplus", tail[0], unfused=True)
         return None
 
-    def rms_norm(self, x: Value, scale: Value, epsilon: float) -> Value:
+    def rms_norm(self, x: Value, scale: Value, epsilon: float, **parameters: Any) -> Value:
         x = self.merged(x, [len(x.dims) - 1])
-        return self.call("rms_norm", [x, self.fit(scale, 0, x.dims[-1])], x.dims, epsilon=epsilon)
+        return self.call("rms_norm", [x, self.fit(scale, 0, x.dims[-1])], x.dims, epsilon=epsilon, **parameters)
 
     def over(self, step: str, x: Value, places: Sequence[int], keep: bool, **parameters: Any) -> Value:
         """A sum, mean or maximum; along a dimension of size 1 it is x itself."""
@@ -1321,7 +1378,9 @@ class Tracer:
         self.put_names(outputs)
         texts = {step.name: step.text() for step in self.steps}
         results = {name: value.text() for name, value in outputs}
-        inline(texts, results, {step.name for step in self.steps if step.alone or step.fused}, {step.name for step in self.steps if step.coded})
+        closed = {step.name for step in self.steps if step.stores}
+        inline(texts, results, {step.name for step in self.steps if step.alone or step.fused or step.jumped} | closed, {step.name for step in self.steps if step.coded}, closed)
+        self.stored = sorted(closed & set(texts))
         kept = [step for step in self.steps if step.name in texts]
         words = set(re.findall(r"\b\w+\b(?!=)", re.sub(r'"[^"]*"', "", " ".join([*texts.values(), *results.values()]))))
         unread = [path.split("/")[1] for path, _, _ in self.inputs if path.split("/")[1] not in words]  # as output buffers are
@@ -1524,6 +1583,9 @@ def exponentials_of(v: Value) -> tuple[Value | None, int]:
     return (e.came("exp")[0], place) if e is not None and e.came("exp") else (None, 0)
 
 
+AT_ZERO: dict[str, Callable[..., Any]] = {"exp": math.exp, "expm1": math.expm1, "neg": operator.neg, "mul": operator.mul, "add": operator.add, "sub": operator.sub, "tanh": math.tanh}
+
+
 def pieces_of(t: Tracer, mask: Value, a: Value, b: Value) -> Value | None:
     """x above a number and something else below it, where both meet there: a kernel may come out on either side. max(x, c), min(x, c), and x above 0 or a
     function of min(x, 0), or of x times a number, that is 0 at 0."""
@@ -1544,7 +1606,23 @@ def pieces_of(t: Tracer, mask: Value, a: Value, b: Value) -> Value | None:
     for slope, of in (below.came("mul"), below.came("mul")[::-1]) if below.came("mul") else ():
         if same(of, x) and slope.number is not None:
             return t.together("add", [t.map("relu", x), t.together("mul", [t.together("minimum", [x, t.number(0)]), slope])])
+    below = with_operand(t, below, x, t.together("minimum", [x, t.number(0)], kink=0.0)) or below
     return t.together("add", [t.map("relu", x), below]) if at_zero(below, x) == 0 else None
+
+
+def with_operand(t: Tracer, v: Value, x: Value, other: Value) -> Value | None:
+    """A function of x as one of another tensor; None: it may be one of something else."""
+    if same(v, x):
+        return other
+    if v.number is not None:
+        return v
+    if v.origin is None or not alike(v.origin.dims, v.dims) or v.origin.operator not in AT_ZERO:
+        return None
+    operands = [with_operand(t, o, x, other) for o in v.origin.operands]
+    known = [o for o in operands if o is not None]
+    if len(known) < len(operands):
+        return None
+    return t.map(v.origin.operator, known[0]) if len(known) == 1 else t.together(v.origin.operator, known)
 
 
 def softplus_of(v: Value, x: Value) -> bool:
@@ -1563,10 +1641,9 @@ def at_zero(v: Value, x: Value) -> float | None:
         return 0.0
     if v.number is not None or v.origin is None or not alike(v.origin.dims, v.dims):
         return v.number
-    functions: dict[str, Callable[..., Any]] = {"exp": math.exp, "neg": lambda a: -a, "mul": lambda a, b: a * b, "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "tanh": math.tanh}
     operands = [at_zero(o, x) for o in v.origin.operands]
     known = [o for o in operands if o is not None]
-    return float(functions[v.origin.operator](*known)) if v.origin.operator in functions and len(known) == len(operands) else None
+    return float(AT_ZERO[v.origin.operator](*known)) if v.origin.operator in AT_ZERO and len(known) == len(operands) else None
 
 
 def quoted(text: str) -> str:
@@ -1576,9 +1653,9 @@ def quoted(text: str) -> str:
 LONGEST = 110  #: of an expression that others are put into
 
 
-def inline(texts: dict[str, str], results: dict[str, str], alone: set[str], lines: set[str]) -> None:
+def inline(texts: dict[str, str], results: dict[str, str], alone: set[str], lines: set[str], closed: set[str]) -> None:
     """Steps without a variable's name that one other reads alone go into that; what nothing reads goes. Those that stand alone stay, and those that are lines
-    are in no other expression."""
+    are in no other expression, and no other expression is in those that are closed."""
 
     where: dict[str, dict[tuple[bool, str], None]] = {}  # of each word: the texts that may have it, of results or not, in their order
 
@@ -1605,6 +1682,8 @@ def inline(texts: dict[str, str], results: dict[str, str], alone: set[str], line
         if name in alone or not (whole or name.startswith("_")) or len(found) != 1 or (name in lines and not whole):
             continue
         of, key = found[0]
+        if of is texts and key in closed:
+            continue
         if whole or len(of[key]) + len(texts[name]) <= LONGEST:
             at = re.search(rf"(?<![\w\"]){name}\b(?!=)", bare(of[key]))
             assert at is not None
@@ -1913,6 +1992,8 @@ def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] 
         settings.setdefault("gradients", [path for path, v, integers in tracer.inputs if integers is None and path.split("/")[1] not in tracer.floats] or "none")
     if dtypes:
         settings["dtypes"] = {**dtypes, **settings.get("dtypes", {})}
+    if tracer.stored:
+        settings["accumulate"] = {**{name: "stored" for name in tracer.stored}, **settings.get("accumulate", {})}
     own = settings.get("fused", [])
     if fused and own != "all":
         settings["fused"] = [*([own] if isinstance(own, str) else own), *fused]

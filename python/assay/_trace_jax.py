@@ -269,7 +269,27 @@ class Walk:
         return self.t.log1p(self.of(given[0]))
 
     def on_expm1(self, eqn: Any, given: Sequence[Known]) -> Value:
-        return self.t.together("sub", [self.t.map("exp", self.of(given[0])), self.t.number(1)])
+        return self.t.expm1(self.of(given[0]))
+
+    def on_sinh(self, eqn: Any, given: Sequence[Known]) -> Value:
+        return self.t.sinh(self.of(given[0]))
+
+    def on_cosh(self, eqn: Any, given: Sequence[Known]) -> Value:
+        return self.t.cosh(self.of(given[0]))
+
+    def on_sign(self, eqn: Any, given: Sequence[Known]) -> Value:
+        return self.t.signum(self.t.numbers(self.of(given[0])))
+
+    def on_floor(self, eqn: Any, given: Sequence[Known]) -> Value:
+        return self.t.rounded("floor", self.of(given[0]))
+
+    def on_ceil(self, eqn: Any, given: Sequence[Known]) -> Value:
+        return self.t.rounded("ceil", self.of(given[0]))
+
+    def on_round(self, eqn: Any, given: Sequence[Known], rounding_method: Any) -> Value:
+        if int(rounding_method) != 1:
+            raise lib.BadInput("halves away from zero, expected to the even number")
+        return self.t.rounded("round", self.of(given[0]))
 
     def on_erfc(self, eqn: Any, given: Sequence[Known]) -> Value:
         x = self.of(given[0])
@@ -336,9 +356,6 @@ class Walk:
 
     def on_cummin(self, eqn: Any, given: Sequence[Known], axis: int) -> Value:
         return self.t.map("neg", self.t.up_to("max", self.t.map("neg", self.whole(given[0], eqn.invars[0])), axis))
-
-    def on_cumlogsumexp(self, eqn: Any, given: Sequence[Known], axis: int) -> Value:
-        return self.t.up_to("logsumexp", self.whole(given[0], eqn.invars[0]), axis, unfused=True)
 
     def on_reduce_prod(self, eqn: Any, given: Sequence[Known], axes: Sequence[int]) -> Value:
         x = self.whole(given[0], eqn.invars[0])
@@ -676,6 +693,7 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
 
     with jax.enable_x64(True):  # numbers of the function in full
         closed = jax.make_jaxpr(flat)(*shapes)
+        tracer.stores = True
         walk = Walk(tracer, function)
         made = walk.run(closed.jaxpr, closed.consts, values, None)
     outputs: list[tuple[str, Value]] = []

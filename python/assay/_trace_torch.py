@@ -598,7 +598,55 @@ class Recorder(TorchDispatchMode):
         return self.t.log1p(self.of(x))
 
     def on_expm1(self, out: Any, x: Any) -> Value:
-        return self.t.together("sub", [self.t.map("exp", self.of(x)), self.t.number(1)])
+        return self.t.expm1(self.of(x))
+
+    def on_sinh(self, out: Any, x: Any) -> Value:
+        return self.t.sinh(self.of(x))
+
+    def on_cosh(self, out: Any, x: Any) -> Value:
+        return self.t.cosh(self.of(x))
+
+    def on_sign(self, out: Any, x: Any) -> Value:
+        return self.t.signum(self.numbers(x))
+
+    on_sgn = on_sign
+
+    def on_floor(self, out: Any, x: Any) -> Value:
+        return self.t.rounded("floor", self.numbers(x))
+
+    def on_ceil(self, out: Any, x: Any) -> Value:
+        return self.t.rounded("ceil", self.numbers(x))
+
+    def on_trunc(self, out: Any, x: Any) -> Value:
+        return self.t.rounded("trunc", self.numbers(x))
+
+    def on_frac(self, out: Any, x: Any) -> Value:
+        return self.t.together("sub", [self.of(x), self.on_trunc(out, x)])
+
+    def on_fmod(self, out: Any, x: Any, other: Any) -> Value:
+        quotient = self.t.rounded("trunc", self.t.together("div", [self.numbers(x), self.numbers(other)]))
+        return self.t.together("sub", [self.numbers(x), self.t.together("mul", [quotient, self.numbers(other)])])
+
+    def on_round(self, out: Any, x: Any, *, decimals: int = 0) -> Value:
+        if decimals == 0:
+            return self.t.rounded("round", self.numbers(x))
+        scale = self.t.number(10.0**decimals)
+        return self.t.together("div", [self.t.rounded("round", self.t.together("mul", [self.of(x), scale])), scale])
+
+    def on_hardshrink(self, out: Any, x: Any, by: float = 0.5) -> Value:
+        return self.t.where(self.t.compare("gt", self.t.map("abs", self.of(x)), self.t.number(by)), self.of(x), self.t.number(0))
+
+    def on_threshold(self, out: Any, x: Any, edge: float, value: float) -> Value:
+        return self.t.where(self.t.compare("gt", self.of(x), self.t.number(edge)), self.of(x), self.t.number(value))
+
+    def on_celu(self, out: Any, x: Any, alpha: float = 1.0) -> Value:
+        return self.on_elu(out, x, alpha, 1, 1 / alpha)
+
+    def on_logaddexp2(self, out: Any, x: Any, y: Any) -> Value:
+        a, b, two = self.of(x), self.of(y), self.t.number(float(np.log(2)))
+        apart = self.t.map("neg", self.t.map("abs", self.t.together("sub", [a, b])))
+        tail = self.t.together("div", [self.t.map("softplus", self.t.together("mul", [apart, two])), two])
+        return self.t.together("add", [self.t.together("maximum", [a, b]), tail])
 
     def on_exp2(self, out: Any, x: Any) -> Value:
         return self.t.power(self.t.number(2), self.numbers(x))
@@ -664,8 +712,10 @@ class Recorder(TorchDispatchMode):
     def on_div(self, out: Any, x: Any, other: Any, *, rounding_mode: str | None = None) -> Value:
         if rounding_mode == "floor":
             return self.on_floor_divide(out, x, other)
+        if rounding_mode == "trunc":
+            return self.t.rounded("trunc", self.t.together("div", [self.numbers(x), self.numbers(other)]))
         if rounding_mode is not None:
-            raise lib.BadInput(f"rounding_mode is {rounding_mode}, expected floor")
+            raise lib.BadInput(f"rounding_mode is {rounding_mode}, expected floor or trunc")
         return self.t.together("div", [self.numbers(x), self.numbers(other)])
 
     def on_pow(self, out: Any, x: Any, power: Any) -> Value:
@@ -706,7 +756,7 @@ class Recorder(TorchDispatchMode):
         t, v = self.t, self.of(x)
         low = t.together("minimum", [v, t.number(0)], kink=1.0)
         low = low if inner == 1 else t.together("mul", [low, t.number(inner)])
-        low = t.together("mul", [t.together("sub", [t.map("exp", low), t.number(1)]), t.number(alpha)])
+        low = t.expm1(low) if alpha == 1 else t.together("mul", [t.expm1(low), t.number(alpha)])
         made = t.together("add", [t.map("relu", v), low])
         return made if scale == 1 else t.together("mul", [made, t.number(scale)])
 
