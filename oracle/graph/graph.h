@@ -136,9 +136,8 @@ typedef struct graph_step {
     graph_hooks hooks;
     bool
         in_parts; /* a correct kernel may make its function of several that store their results, and keeps its numbers so */
-    bool staged; /* its functions err as in a run stage by stage (assay_is_staged) */
-    assay_dtype
-        sums; /* that a correct kernel keeps its sums in; float64: the profile's, ASSAY_DTYPE_COUNT: what it stores */
+    bool staged;      /* its functions err as in a run stage by stage (assay_is_staged) */
+    assay_dtype sums; /* of a correct kernel; float64: the profile's, ASSAY_DTYPE_COUNT: what it stores */
 } graph_step;
 
 /* What a block by itself gives: outputs/NAME, with cotangents/NAME. */

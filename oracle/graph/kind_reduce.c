@@ -356,7 +356,7 @@ static void run_along(const assay_context *ctx, const lines *l, double *y, const
     for (int64_t i = 0; i < l->count; i++) {
         const int64_t at = (back ? l->count - 1 - i : i) * l->step;
         if (i % piece == 0 && i > 0) before = y[(back ? l->count - i : i - 1) * l->step];
-        sum = i % piece == 0 ? x[at] : sum + x[at];
+        sum = (i % piece == 0 ? 0 : sum) + x[at];
         if (i % piece > 0 && !exact) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &sum);
         y[at] = before + sum;
         if (i >= piece && !exact) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &y[at]);

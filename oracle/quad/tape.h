@@ -110,12 +110,8 @@ quad_node quad_repeat(quad_tape *t, quad_node x, int64_t times); /* each row so 
 typedef enum quad_unary {
     QUAD_SIGMOID = ASSAY_SIGMOID,
     QUAD_SILU = ASSAY_SILU,
-    QUAD_SQRTSOFTPLUS = ASSAY_ACTIVATION_COUNT,
-    QUAD_CUT_ABOVE,
-    QUAD_CUT,
-    QUAD_INVERSE,
-    QUAD_INVERSE_ROOT,
-    QUAD_ABS,
+    QUAD_LAST_ACTIVATION = ASSAY_ACTIVATION_COUNT - 1,
+#define OWN(NAME, value, slope) QUAD_##NAME,
 #define MAP(NAME, step, value, slope) QUAD_##NAME,
 #include "oracle/quad/maps.inc"
 } quad_unary;

@@ -89,27 +89,14 @@ quad_node quad_times(quad_tape *t, quad_node x, quad factor)
 
 /* --- functions of one number --- */
 
-/* y, and dy/dx by x and y; at a clamp's edge the gradient passes. */
-#define FUNCTIONS(X)                                                                                                   \
-    /* the root of ln(1 + e^x) */                                                                                      \
-    X(SQRTSOFTPLUS, sqrtq(x > 0 ? x + log1pq(expq(-x)) : log1pq(expq(x))),                                             \
-      quad_activation(ASSAY_SIGMOID, x) / (2 * y))                                                                     \
-    X(CUT_ABOVE, x > number ? number : x, x > number ? 0 : 1)                                                          \
-    X(CUT, x > number ? number : x < -number ? -number : x, x > number || x < -number ? 0 : 1)                         \
-    X(INVERSE, x + number == 0 ? 0 : 1 / (x + number), -y * y)                                                         \
-    X(INVERSE_ROOT, 1 / sqrtq(x + number), -y * y * y / 2)                                                             \
-    X(ABS, x<0 ? -x : x, x> 0 ? 1 : x < 0 ? -1 : 0)
-
 static quad value_of(quad_unary f, quad x, quad number)
 {
     switch (f) {
-#define X(name, value, slope)                                                                                          \
+#define OWN(name, value, slope)                                                                                        \
     case QUAD_##name:                                                                                                  \
         return value;
-        FUNCTIONS(X)
-#define MAP(name, step, value, slope) X(name, value, slope)
+#define MAP(name, step, value, slope) OWN(name, value, slope)
 #include "oracle/quad/maps.inc"
-#undef X
     default:
         return quad_activation((assay_activation)f, x);
     }
@@ -118,13 +105,11 @@ static quad value_of(quad_unary f, quad x, quad number)
 static quad slope_of(quad_unary f, quad x, quad y, quad number)
 {
     switch (f) {
-#define X(name, value, slope)                                                                                          \
+#define OWN(name, value, slope)                                                                                        \
     case QUAD_##name:                                                                                                  \
         return slope;
-        FUNCTIONS(X)
-#define MAP(name, step, value, slope) X(name, value, slope)
+#define MAP(name, step, value, slope) OWN(name, value, slope)
 #include "oracle/quad/maps.inc"
-#undef X
     default:
         return quad_activation_slope((assay_activation)f, x);
     }
