@@ -70,26 +70,13 @@ assay_status assay_case_read_quant_format_of(const assay_yaml *y, assay_case *c,
     return ASSAY_OK;
 }
 
-typedef assay_status (*read_one)(const assay_yaml *y, assay_case *c, const char *pattern, const yaml_node_t *key_node,
-                                 const yaml_node_t *value);
-
-static assay_status read_all(const assay_yaml *y, assay_case *c, const yaml_node_t *node, const char *what,
-                             read_one read)
+assay_status assay_case_read_all(const assay_yaml *y, assay_case *c, const yaml_node_t *node, const char *what,
+                                 assay_case_reader *read)
 {
     assay_status status = ASSAY_OK;
     for (assay_yaml_walk w = assay_yaml_pairs(y, node, what); assay_yaml_next(&w, &status);)
         status = read(y, c, w.key, w.key_node, w.value);
     return status;
-}
-
-assay_status assay_case_read_dtypes(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
-{
-    return read_all(y, c, node, "dtypes", assay_case_read_dtype_of);
-}
-
-assay_status assay_case_read_quant_formats(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
-{
-    return read_all(y, c, node, "quant_formats", assay_case_read_quant_format_of);
 }
 
 bool assay_case_dtype_matches(const assay_case_dtype *dtype, const char *path)

@@ -55,15 +55,12 @@ bool assay_model_interleaves(const assay_model_config *config);
 
 /* A float type. */
 assay_status assay_case_read_dtype(const assay_yaml *y, const yaml_node_t *node, const char *what, assay_dtype *type);
-/* dtypes: all of them, or one (which goes behind the others, in place of what was there for that pattern). */
-assay_status assay_case_read_dtypes(const assay_yaml *y, assay_case *c, const yaml_node_t *node);
-assay_status assay_case_read_dtype_of(const assay_yaml *y, assay_case *c, const char *pattern,
-                                      const yaml_node_t *key_node, const yaml_node_t *value);
-
-/* quant_formats: the same. */
-assay_status assay_case_read_quant_formats(const assay_yaml *y, assay_case *c, const yaml_node_t *node);
-assay_status assay_case_read_quant_format_of(const assay_yaml *y, assay_case *c, const char *pattern,
-                                             const yaml_node_t *key_node, const yaml_node_t *value);
+/* One of dtypes or of quant_formats, which goes behind the others, in place of what was there for that pattern; or all of them. */
+typedef assay_status assay_case_reader(const assay_yaml *y, assay_case *c, const char *pattern,
+                                       const yaml_node_t *key_node, const yaml_node_t *value);
+assay_case_reader assay_case_read_dtype_of, assay_case_read_quant_format_of;
+assay_status assay_case_read_all(const assay_yaml *y, assay_case *c, const yaml_node_t *node, const char *what,
+                                 assay_case_reader *read);
 
 /* One of inputs, which replaces what was there for that path. */
 assay_status assay_case_read_input(const assay_yaml *y, assay_case *c, const char *path, const yaml_node_t *key_node,

@@ -57,8 +57,9 @@ static assay_status read_key(const assay_yaml *y, assay_case *c, const char *key
     if (strcmp(key, "op") == 0) return assay_yaml_text(y, value, key, c->op, sizeof c->op);
     if (strcmp(key, "model") == 0) return assay_case_read_model(y, c, value);
     if (strcmp(key, "inputs") == 0) return read_inputs(y, c, value);
-    if (strcmp(key, "dtypes") == 0) return assay_case_read_dtypes(y, c, value);
-    if (strcmp(key, "quant_formats") == 0) return assay_case_read_quant_formats(y, c, value);
+    if (strcmp(key, "dtypes") == 0) return assay_case_read_all(y, c, value, key, assay_case_read_dtype_of);
+    if (strcmp(key, "quant_formats") == 0)
+        return assay_case_read_all(y, c, value, key, assay_case_read_quant_format_of);
     if (assay_case_is_of_program(key)) return ASSAY_OK; /* read at the end */
     if (strcmp(key, "mesh") == 0 || strcmp(key, "positions") == 0) return read_section(y, c, key, value);
     if (strchr(key, '.') != NULL) return refuse_key(y, key, key_node); /* mesh.expert is for --set */

@@ -348,11 +348,6 @@ int64_t assay_statistic_slices(const assay_shape *shape, int statistic)
                                                      : 1;
 }
 
-assay_status assay_statistics_keep_slices(assay_context *ctx, assay_statistics_pass *pass)
-{
-    return pass->tiles.memory == NULL ? ASSAY_OK : assay_tile_slopes_keep(ctx, &pass->shape, &pass->tiles);
-}
-
 void assay_statistics_add_squares(const assay_statistics_pass *pass, int statistic, double *squares)
 {
     const int axis = axis_of(statistic), level = statistic - ASSAY_STATISTIC_TILE_SLOPE;

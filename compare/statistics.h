@@ -98,8 +98,7 @@ void assay_statistics_add(assay_statistics_pass *pass, int64_t count, const doub
 void assay_statistics_finish(const assay_statistics_pass *pass, assay_statistics *found);
 void assay_statistics_free(assay_statistics_pass *pass); /* safe on a zeroed struct */
 
-/* Before anything is added: z of every slice is kept. Adds z^2 of the slices of a statistic of slopes to `squares`. */
-assay_status assay_statistics_keep_slices(assay_context *ctx, assay_statistics_pass *pass);
+/* Adds z^2 of the slices of a statistic of slopes to `squares`, once they are kept (assay_tile_slopes_keep). */
 void assay_statistics_add_squares(const assay_statistics_pass *pass, int statistic, double *squares);
 
 /* How much farther out than a spread says a statistic may lie: 1 but for the sign of errors that are smaller than those of

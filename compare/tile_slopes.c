@@ -116,9 +116,8 @@ void assay_tile_slopes_end_row(assay_tile_slopes *tiles)
 
 assay_status assay_tile_slopes_keep(assay_context *ctx, const assay_shape *shape, assay_tile_slopes *tiles)
 {
-    for (int level = 0; level < ASSAY_TILE_SIZES; level++) {
+    for (int level = 0; tiles->memory != NULL && level < ASSAY_TILE_SIZES; level++)
         MUST(assay_alloc_zeros(ctx, "statistics of tiles", assay_tiles_count(shape, level), &tiles->squares[level]));
-    }
     return ASSAY_OK;
 }
 

@@ -38,6 +38,6 @@ int64_t assay_tiles_count(const assay_shape *shape, int level);
 assay_status assay_tile_slopes_start(assay_context *ctx, const assay_shape *shape, assay_tile_slopes *tiles);
 /* What a row adds to products[0] and weights[0], column by column, is there. */
 void assay_tile_slopes_end_row(assay_tile_slopes *tiles);
-/* Squares are kept from here on. */
+/* Squares are kept from here on, if it was started; before anything is added. */
 assay_status assay_tile_slopes_keep(assay_context *ctx, const assay_shape *shape, assay_tile_slopes *tiles);
 void assay_tile_slopes_free(assay_tile_slopes *tiles); /* safe on a zeroed struct */

@@ -206,11 +206,6 @@ typedef enum companion {
     COMPANIONS
 } companion;
 
-static assay_status enlarge_bias(assay_context *ctx, assay_case *c)
-{
-    return assay_case_set(ctx, c, "inputs.weights/gate/bias={distribution: normal, scale: 1}");
-}
-
 static bool accompany(assay_context *ctx, assay_case *c, int key, companion which)
 {
     assay_model_config *m = &c->config;
@@ -230,7 +225,8 @@ static bool accompany(assay_context *ctx, assay_case *c, int key, companion whic
         if (m->num_experts_per_tok > m->num_experts) m->num_experts_per_tok = m->num_experts;
         if (which == FEWER_CHOSEN) return true;
         if (which == LARGE_BIAS && !m->routed_bias) return false;
-        if (which == LARGE_BIAS) return enlarge_bias(ctx, c) == ASSAY_OK;
+        if (which == LARGE_BIAS)
+            return assay_case_set(ctx, c, "inputs.weights/gate/bias={distribution: normal, scale: 1}") == ASSAY_OK;
         if (m->n_routing_groups <= 1) return false;
         m->n_routing_groups = which == NO_GROUPS ? -1 : m->n_routing_groups / 2;
         m->topk_routing_group = which == NO_GROUPS ? -1 : (m->topk_routing_group + 1) / 2;

@@ -82,12 +82,10 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *con
 
 static void second_form(quad_tape *t, const void *config)
 {
-    void *view = NULL;
-    if (quad_try(t, assay_alloc(quad_context(t), "function", 1, sizeof(assay_function_view), &view))) {
-        assay_function_view_of(config, view);
-        quad_function(t, view);
-    }
-    free(view);
+    assay_function_view *view = quad_keep(t, 1, sizeof *view);
+    if (view == NULL) return;
+    assay_function_view_of(config, view);
+    quad_function(t, view);
 }
 
 static assay_fill fill_of(const assay_function_config *config, const assay_case *c, const assay_function_tensor *tensor)

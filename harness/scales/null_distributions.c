@@ -209,7 +209,8 @@ static assay_status draw(assay_context *ctx, const assay_scaled *t, const forms 
     passes pass[ASSAY_MOST_MEMBERS] = {0};
     for (int m = 0; m < members; m++) TRY(start(ctx, t, f, &pass[m]));
     for (int m = 0; m < members; m++)
-        for (int form = 0; form < f->count; form++) TRY(assay_statistics_keep_slices(ctx, &pass[m].form[form]));
+        for (int form = 0; form < f->count; form++)
+            TRY(assay_tile_slopes_keep(ctx, &pass[m].form[form].shape, &pass[m].form[form].tiles));
     const int workers = ctx->threads < members ? ctx->threads : members;
 #pragma omp parallel for num_threads(workers)
     for (int worker = 0; worker < workers; worker++) add_members(t, f, worker, workers, members, held, pass);

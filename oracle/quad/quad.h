@@ -73,8 +73,7 @@ uint64_t quad_next_random(uint64_t *state);
 /* An operation on the tape: reads, computes, puts. `config` is its own. */
 typedef struct quad_tape quad_tape;
 typedef void quad_form(quad_tape *t, const void *config);
-assay_context *quad_context(const quad_tape *t);
-bool quad_try(quad_tape *t, assay_status status); /* a failure stays with the tape, as the first one of its own does */
+void *quad_keep(quad_tape *t, int64_t count, size_t size); /* lives as long as the tape; NULL after an error */
 
 /* Those results that `wanted` names, NULL: all; and gradients/ of what it has one of (or a sketch of one): `in` has cotangents/.
  * *straight_through, which may be NULL: whether gradients are not derivatives, since what is quantised passes as it is. */

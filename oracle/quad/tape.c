@@ -37,17 +37,6 @@ void quad_refuse(quad_tape *t, const char *format, ...)
     t->status = assay_refuse(t->ctx, "%s", message);
 }
 
-assay_context *quad_context(const quad_tape *t)
-{
-    return t->ctx;
-}
-
-bool quad_try(quad_tape *t, assay_status status)
-{
-    if (t->status == ASSAY_OK) t->status = status;
-    return t->status == ASSAY_OK;
-}
-
 void *quad_keep(quad_tape *t, int64_t count, size_t size)
 {
     void *memory = NULL;

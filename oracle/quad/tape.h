@@ -61,8 +61,6 @@ struct quad_tape {
     int kept_count;
 };
 
-/* Memory that lives as long as the tape; NULL after an error. */
-void *quad_keep(quad_tape *t, int64_t count, size_t size);
 int64_t *quad_indices(quad_tape *t, int64_t count);
 void quad_refuse(quad_tape *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
