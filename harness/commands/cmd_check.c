@@ -302,11 +302,11 @@ static assay_status conclude(assay_context *ctx, const check_run *r, int count, 
     const bool backend = r->options->backend != NULL;
     const bool none = t->held + t->same + t->failed + t->vacuous + t->unsupported == 0;
     if (none && r->companies != 0)
-        return assay_fail(
-            ctx, ASSAY_BAD_INPUT,
-            "none of the %d cases has rows in other company here: a mesh, rows that are dropped, quantised "
-            "operands, a program, or lengths that are listed (Python's case.check_invariance takes more)",
-            count);
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "none of the %d cases has rows in other company here: a mesh, rows that are dropped, or of "
+                          "groups, a program, "
+                          "or lists and bytes in a cache without pages (Python's case.check_invariance takes more)",
+                          count);
     if (none) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "none of the %d cases has another form by %s", count,
                           r->only == NULL ? "any equivalence" : r->only->name);

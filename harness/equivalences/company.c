@@ -39,7 +39,10 @@ static const char *axis_of(const assay_case *c)
     const bool dropping = m->capacity_factor > 0 || m->ragged_buffer_factor > 0;
     const int64_t shards =
         c->mesh_data * c->mesh_fsdp * c->mesh_expert * c->mesh_tensor * c->mesh_mlp_tensor * c->mesh_fsdp_transpose;
-    if (dropping || shards > 1 || c->quant_format_count > 0 || c->program != NULL) return NULL;
+    /* without pages, bytes and lists of rows count through all sequences */
+    const bool whole = m->cache_length > 0 && m->pagedattn_num_pages == 0 &&
+                       (m->use_indexer || strcmp(m->kv_cache_dtype.text, "auto") != 0);
+    if (dropping || shards > 1 || whole || c->program != NULL) return NULL;
     return assay_operation_by_name(c->op)->by_token ? "S" : "B";
 }
 
@@ -66,19 +69,24 @@ static int64_t source_of(const placing *p, int64_t kept)
     return p->from + (p->reversed ? p->kept - 1 - kept : kept);
 }
 
-/* The case's own numbers where they are to stand. False: the tensor is another one. */
+/* The case's own numbers where they are to stand. The others' whole numbers are the same: they read the same pages. False: the
+ * tensor is another one. */
 static bool place(const placing *p, int64_t rows, const assay_tensor *from, assay_tensor *to)
 {
     int64_t outer, inner;
     if (!find_axis(&to->spec, p->axis, &outer, &inner)) {
-        if (from->count != to->count) return false;
-        if (to->values != NULL) memcpy(to->values, from->values, (size_t)to->count * sizeof *to->values);
-        if (to->indices != NULL) memcpy(to->indices, from->indices, (size_t)to->count * sizeof *to->indices);
+        const bool more = to->spec.labels[0] != NULL && strcmp(to->spec.labels[0], "pages") == 0;
+        if (from->count > to->count || (from->count < to->count && !more)) return false;
+        if (to->values != NULL) memcpy(to->values, from->values, (size_t)from->count * sizeof *to->values);
+        if (to->indices != NULL) memcpy(to->indices, from->indices, (size_t)from->count * sizeof *to->indices);
         return true;
     }
     if (from->count != outer * rows * inner || to->count != outer * p->total * inner) return false;
     for (int64_t i = 0; p->pads && to->values != NULL && i < to->count; i++) to->values[i] = p->padding;
     for (int64_t o = 0; o < outer; o++) {
+        for (int64_t t = 0; to->indices != NULL && t < p->total; t++)
+            memcpy(to->indices + (o * p->total + t) * inner, from->indices + (o * rows + t % rows) * inner,
+                   (size_t)inner * sizeof(int32_t));
         for (int64_t k = 0; k < p->kept; k++) {
             const int64_t a = (o * rows + source_of(p, k)) * inner, b = (o * p->total + p->at + k) * inner;
             if (to->values != NULL) memcpy(to->values + b, from->values + a, (size_t)inner * sizeof(double));
@@ -100,6 +108,21 @@ static assay_status resize(assay_context *ctx, const assay_form *one, const plac
     for (int i = 0; i < one->c.input_count; i++) form->c.inputs[i] = one->c.inputs[i];
     *(p->axis[0] == 'S' ? &form->c.sequence : &form->c.batch) = p->total;
     form->c.seed++; /* the others are none of the case's */
+    const bool resized = p->total != rows_of(&one->c, p->axis);
+    for (int i = 0; resized && i < one->results.count; i++) { /* listed for each row: the others have the first */
+        const assay_tensor *t = &one->results.items[i];
+        const assay_case_input *rule = assay_case_input_of(&form->c, t->spec.path);
+        int64_t outer, inner;
+        if (rule == NULL || rule->fill.value_count != t->count || !find_axis(&t->spec, p->axis, &outer, &inner))
+            continue;
+        const double first = rule->fill.mean + rule->fill.scale * rule->fill.values[0];
+        form->c.inputs[rule - form->c.inputs].fill = (assay_fill){.distribution = ASSAY_CONSTANT, .mean = first};
+    }
+    assay_model_config *m = &form->c.config;
+    const int64_t each =
+        m->pagedattn_max_pages_per_group > 0 ? m->pagedattn_max_pages_per_group : m->pagedattn_num_pages;
+    /* a list may name a row behind the last page, which is none */
+    if (m->pagedattn_num_pages > 0 && !m->use_indexer) m->pagedattn_num_pages += each * (p->total + 1);
     form->c.profiles = (assay_text_list){nothing, 1};
     assay_status status = assay_plan_make(ctx, &form->plan, &form->c);
     if (status == ASSAY_OK) status = assay_inputs_open(ctx, &inputs, &form->c, &form->plan.list, NULL);
@@ -122,7 +145,8 @@ typedef struct asking {
     const char *what, *axis;
     int64_t rows;
     double quantile;
-    bool again; /* the same request: gradients of weights count too */
+    bool again;   /* the same request: gradients of weights count too */
+    bool coupled; /* a loss over all rows: gradients of rows know the others */
     assay_backend_end *end;
 } asking;
 
@@ -133,7 +157,8 @@ static void compare(const asking *a, const placing *p, const assay_tensor *from,
     int64_t outer = 1, inner = 1;
     const bool by_rows = find_axis(&from->spec, a->axis, &outer, &inner);
     const assay_tensor *scales = assay_results_scales(&a->one->results, a->options->profile, from->spec.path);
-    if ((!by_rows && !a->again) || (from->indices == NULL && scales == NULL)) return;
+    const bool depends = !by_rows || (a->coupled && strncmp(from->spec.path, "gradients/", 10) == 0);
+    if ((depends && !a->again) || (from->indices == NULL && scales == NULL)) return;
     if (!by_rows) outer = 1, inner = from->count;
     const int64_t rows = by_rows ? a->rows : 1, kept = by_rows ? p->kept : 1, total = by_rows ? p->total : 1;
     const assay_dtype storage = assay_profile_type_of(a->options->profile, &from->spec);
@@ -228,14 +253,19 @@ assay_status assay_company_check(assay_context *ctx, const assay_backend_check_o
     if (axis == NULL) return ASSAY_OK;
     for (int i = 0; i < one->results.count; i++) elements += one->results.items[i].count;
     const int64_t rows = rows_of(&one->c, axis), half = rows / 2;
-    const asking a = {.options = options,
-                      .one = one,
-                      .what = company->name,
-                      .axis = axis,
-                      .rows = rows,
-                      .quantile = assay_thresholds_of(options->false_alarm, elements, 1, 0).element,
-                      .again = company->how == ASSAY_COMPANY_AGAIN,
-                      .end = end};
+    asking a = {.options = options,
+                .one = one,
+                .what = company->name,
+                .axis = axis,
+                .rows = rows,
+                .quantile = assay_thresholds_of(options->false_alarm, elements, 1, 0).element,
+                .again = company->how == ASSAY_COMPANY_AGAIN,
+                .end = end};
+    for (int i = 0; i < one->results.count; i++) {
+        const assay_tensor_spec *spec = &one->results.items[i].spec;
+        int64_t outer, inner;
+        a.coupled |= spec->role == ASSAY_ROLE_COTANGENT && !find_axis(spec, axis, &outer, &inner);
+    }
     placing p = {.axis = axis, .total = rows, .kept = rows, .reversed = company->how == ASSAY_COMPANY_ORDER};
     if (company->how == ASSAY_COMPANY_OTHERS) return try_others(ctx, &a, r);
     if ((company->how == ASSAY_COMPANY_ORDER || company->how == ASSAY_COMPANY_CHUNKS) && rows < 2) return ASSAY_OK;

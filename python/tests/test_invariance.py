@@ -187,6 +187,13 @@ def test_rows_of_experts(fault: str) -> None:
     assert {"split": "batch", "position": "order", "neighbour": "batch", "reads on": "pad"}[fault] in found
 
 
+def test_the_command_takes_caches_and_codes() -> None:
+    made = check("gqa_decode/contiguous", "mla_decode/small", "mla_decode/sparse-naive", "mla_decode/drawn", "mlp/nvfp4", "--equivalence", "batch,order,pad,chunk")
+    assert made.returncode == 0 and "20 equivalences held, 0 failed" in made.stdout, made.stdout + made.stderr
+    made = check("mla_decode/sparse-contiguous", "mla_decode/fp8-token", "--equivalence", "batch,order")
+    assert made.returncode == 2 and made.stdout == "" and "lists and bytes in a cache without pages" in made.stderr, made.stdout + made.stderr
+
+
 @pytest.mark.parametrize("name", ["gqa_decode/hnd", "mla_decode/splits"])
 def test_caches_in_pages_and_splits(name: str) -> None:
     case = assay.case(name, precision="f64", gradients="none")
@@ -223,6 +230,7 @@ def test_a_mesh() -> None:
     ("moe/recipe-fp8-full", "quant_recipe fp8_full has scales of several rows together"),
     ("batch_split/mla", "rows of one shard"),
     ("permute/stable", "where a row goes depends on the others"),
+    ("mla_decode/sparse-contiguous", "lists of keys in a cache without pages count through all sequences"),
 ])  # fmt: skip
 def test_what_depends_on_others_by_definition_is_refused(name: str, why: str) -> None:
     with pytest.raises(assay.BadInput, match=why):
