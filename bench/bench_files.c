@@ -9,21 +9,13 @@
 #include "oracle/base/random.h"
 
 static assay_status append(assay_context *ctx, assay_fixture_writer *writer, const assay_tensor_spec *spec,
-                           const double *values, const bench_change *wrong)
+                           const double *values)
 {
     const int64_t count = assay_shape_count(&spec->shape);
-    int64_t place = -1;
     MUST(assay_fixture_declare(ctx, writer, spec));
-    if (wrong->path != NULL && strcmp(wrong->path, spec->path) == 0) {
-        place = wrong->place < 0 ? count + wrong->place : wrong->place;
-    }
     for (int64_t first = 0; first < count; first += BENCH_SLICE) {
-        const int64_t size = count - first < BENCH_SLICE ? count - first : BENCH_SLICE, before = place - first;
-        const bool here = before >= 0 && before < size;
-        MUST(assay_fixture_append(ctx, writer, spec->path, here ? before : size, values));
-        if (!here) continue;
-        MUST(assay_fixture_append(ctx, writer, spec->path, 1, &wrong->value));
-        MUST(assay_fixture_append(ctx, writer, spec->path, size - before - 1, values + before + 1));
+        const int64_t size = count - first < BENCH_SLICE ? count - first : BENCH_SLICE;
+        MUST(assay_fixture_append(ctx, writer, spec->path, size, values));
     }
     return ASSAY_OK;
 }
@@ -45,15 +37,14 @@ static assay_status append_null(assay_context *ctx, assay_fixture_writer *writer
 static assay_status append_all(assay_context *ctx, assay_fixture_writer *writer, const bench_files *files, bool golden,
                                const double *values, const double *scales)
 {
-    const bench_change none = {NULL, 0, 0};
     for (int i = 0; i < files->count; i++) {
         assay_tensor_spec spec = files->tensor(files->self, i), scale = spec;
         if (golden) spec.type = ASSAY_FLOAT64;
-        MUST(append(ctx, writer, &spec, values, golden ? &none : &files->wrong));
+        MUST(append(ctx, writer, &spec, values));
         if (!golden) continue;
         scale.type = ASSAY_FLOAT32;
         snprintf(scale.path, sizeof scale.path, "error_scale/bf16/%.100s", spec.path);
-        MUST(append(ctx, writer, &scale, scales, &none));
+        MUST(append(ctx, writer, &scale, scales));
         MUST(append_null(ctx, writer, &spec));
     }
     return ASSAY_OK;

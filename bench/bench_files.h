@@ -6,19 +6,11 @@
 
 enum { BENCH_SLICE = 1 << 18 };
 
-/* What stands at one element of a candidate instead of the right value; from the end where `place` is negative. */
-typedef struct bench_change {
-    const char *path; /* NULL: nowhere */
-    int64_t place;
-    double value;
-} bench_change;
-
 typedef struct bench_files {
     int count; /* of tensors */
     /* Tensor `index`, with its type in the candidate. */
     assay_tensor_spec (*tensor)(const void *self, int index);
     const void *self;
-    bench_change wrong;
 } bench_files;
 
 assay_status bench_write_file(assay_context *ctx, const bench_files *files, bool golden, const char *path);

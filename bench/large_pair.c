@@ -1,9 +1,7 @@
-/* assay-large-pair golden GIGABYTES FILE
- * assay-large-pair candidate GIGABYTES FILE [PATH PLACE VALUE]
+/* assay-large-pair golden|candidate GIGABYTES FILE
  *
  * A golden of that size, and a candidate that passes against it at bf16: one very long row, very many short rows, large
- * matrices, very many tensors. VALUE is put at element PLACE (from the end where negative) of the candidate's PATH.
- * What ci/stream-memory compares. */
+ * matrices, very many tensors. What ci/stream-memory compares. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,13 +38,12 @@ static assay_tensor_spec tensor(const void *self, int index)
 int main(int argc, char **argv)
 {
     assay_context ctx = assay_context_default(1);
-    if ((argc != 4 && argc != 7) || !(atof(argv[2]) > 0)) {
-        fprintf(stderr, "assay-large-pair golden|candidate GIGABYTES FILE [PATH PLACE VALUE]\n");
+    if (argc != 4 || !(atof(argv[2]) > 0)) {
+        fprintf(stderr, "assay-large-pair golden|candidate GIGABYTES FILE\n");
         return 2;
     }
     const int64_t elements = (int64_t)(atof(argv[2]) * 1e9 / BYTES_OF_ELEMENT);
-    bench_files files = {.count = TENSORS, .tensor = tensor, .self = &elements};
-    if (argc == 7) files.wrong = (bench_change){argv[4], strtoll(argv[5], NULL, 10), strtod(argv[6], NULL)};
+    const bench_files files = {.count = TENSORS, .tensor = tensor, .self = &elements};
     if (bench_write_file(&ctx, &files, strcmp(argv[1], "golden") == 0, argv[3]) != ASSAY_OK) {
         fprintf(stderr, "assay-large-pair: %s\n", ctx.message);
         return 1;

@@ -69,6 +69,12 @@ static int64_t source_of(const placing *p, int64_t kept)
     return p->from + (p->reversed ? p->kept - 1 - kept : kept);
 }
 
+static void copy(const assay_tensor *from, int64_t a, assay_tensor *to, int64_t b, int64_t count)
+{
+    if (to->values != NULL) memcpy(to->values + b, from->values + a, (size_t)count * sizeof *to->values);
+    if (to->indices != NULL) memcpy(to->indices + b, from->indices + a, (size_t)count * sizeof *to->indices);
+}
+
 /* The case's own numbers where they are to stand. The others' whole numbers are the same: they read the same pages. False: the
  * tensor is another one. */
 static bool place(const placing *p, int64_t rows, const assay_tensor *from, assay_tensor *to)
@@ -77,21 +83,16 @@ static bool place(const placing *p, int64_t rows, const assay_tensor *from, assa
     if (!find_axis(&to->spec, p->axis, &outer, &inner)) {
         const bool more = to->spec.labels[0] != NULL && strcmp(to->spec.labels[0], "pages") == 0;
         if (from->count > to->count || (from->count < to->count && !more)) return false;
-        if (to->values != NULL) memcpy(to->values, from->values, (size_t)from->count * sizeof *to->values);
-        if (to->indices != NULL) memcpy(to->indices, from->indices, (size_t)from->count * sizeof *to->indices);
+        copy(from, 0, to, 0, from->count);
         return true;
     }
     if (from->count != outer * rows * inner || to->count != outer * p->total * inner) return false;
     for (int64_t i = 0; p->pads && to->values != NULL && i < to->count; i++) to->values[i] = p->padding;
     for (int64_t o = 0; o < outer; o++) {
         for (int64_t t = 0; to->indices != NULL && t < p->total; t++)
-            memcpy(to->indices + (o * p->total + t) * inner, from->indices + (o * rows + t % rows) * inner,
-                   (size_t)inner * sizeof(int32_t));
-        for (int64_t k = 0; k < p->kept; k++) {
-            const int64_t a = (o * rows + source_of(p, k)) * inner, b = (o * p->total + p->at + k) * inner;
-            if (to->values != NULL) memcpy(to->values + b, from->values + a, (size_t)inner * sizeof(double));
-            if (to->indices != NULL) memcpy(to->indices + b, from->indices + a, (size_t)inner * sizeof(int32_t));
-        }
+            copy(from, (o * rows + t % rows) * inner, to, (o * p->total + t) * inner, inner);
+        for (int64_t k = 0; k < p->kept; k++)
+            copy(from, (o * rows + source_of(p, k)) * inner, to, (o * p->total + p->at + k) * inner, inner);
     }
     return true;
 }
@@ -157,7 +158,8 @@ static void compare(const asking *a, const placing *p, const assay_tensor *from,
     int64_t outer = 1, inner = 1;
     const bool by_rows = find_axis(&from->spec, a->axis, &outer, &inner);
     const assay_tensor *scales = assay_results_scales(&a->one->results, a->options->profile, from->spec.path);
-    const bool depends = !by_rows || (a->coupled && strncmp(from->spec.path, "gradients/", 10) == 0);
+    const bool depends = !by_rows || (a->coupled && strncmp(from->spec.path, "gradients/", 10) == 0) ||
+                         assay_path_ends(from->spec.path, "physical_experts"); /* replicas are chosen in turn */
     if ((depends && !a->again) || (from->indices == NULL && scales == NULL)) return;
     if (!by_rows) outer = 1, inner = from->count;
     const int64_t rows = by_rows ? a->rows : 1, kept = by_rows ? p->kept : 1, total = by_rows ? p->total : 1;

@@ -137,7 +137,7 @@ class Checker:
         for path, (array, kind) in found.items():
             axis = axes[path]
             elsewhere = self.unit > 1 and not path.startswith(("outputs/", "gradients/"))  # what each shard has of its own
-            knows = self.coupled and path.startswith("gradients/")
+            knows = (self.coupled and path.startswith("gradients/")) or path.endswith("physical_experts")  # replicas are chosen in turn
             if (axis is None or elsewhere or knows) and check not in ("repeat", "split") or path not in self.before:
                 continue
             one, other = number(*self.before[path]), number(array, kind)
