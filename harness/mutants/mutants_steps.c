@@ -25,15 +25,16 @@ static void describe(const graph_step *step, char text[ASSAY_STEP_NAME])
 
 typedef char step_name[ASSAY_STEP_NAME];
 
-/* Of a step of a loop (docs/programs.md, "Loops") without the round: "w.sub" of "w_36.sub"; "" of others. */
+/* Of a step of a loop (docs/programs.md, "Loops"), or of lines that are numbered by hand, without the number: "w.sub" of "w_36.sub" and
+ * "w36.sub"; "" of others. */
 static void name_of_all(const char *name, char of_all[ASSAY_STEP_NAME])
 {
     const size_t line = strcspn(name, ".");
-    size_t digits = line;
-    while (digits > 0 && isdigit((unsigned char)name[digits - 1])) digits--;
-    of_all[0] = '\0';
-    if (digits < 2 || digits == line || name[digits - 1] != '_') return;
-    snprintf(of_all, ASSAY_STEP_NAME, "%.*s%s", (int)digits - 1, name, name + line);
+    size_t end = line;
+    while (end > 0 && isdigit((unsigned char)name[end - 1])) end--;
+    const bool numbered = end > 0 && end < line;
+    if (numbered && end > 1 && name[end - 1] == '_') end--;
+    snprintf(of_all, ASSAY_STEP_NAME, "%.*s%s", numbered ? (int)end : 0, name, numbered ? name + line : "");
 }
 
 /* The same step in the round before (by -1) or behind (1); itself: there is none. */
@@ -54,8 +55,8 @@ static void make(const graph *g, int number, int change, const char *name, const
     if (all != NULL) snprintf(tensor, sizeof tensor, "%s", all);
     snprintf(made->name, sizeof made->name, "step:%s:%.*s", tensor, (int)(sizeof made->name - 8 - strlen(tensor)),
              name);
-    snprintf(made->models, sizeof made->models, "in %s (%s)%s: %s", tensor, what, all != NULL ? " of all rounds" : "",
-             assay_step_change_text(change));
+    snprintf(made->models, sizeof made->models, "in %s (%s)%s: %s", tensor, what,
+             all != NULL ? " and those like it" : "", assay_step_change_text(change));
     made->mutant = (assay_mutant){
         .name = made->name,
         .models = made->models,
@@ -71,6 +72,14 @@ static bool is_wanted(int change, int64_t token)
     const bool explains = kind == ASSAY_STEP_CHANGE_BY_TANH || kind == ASSAY_STEP_CHANGE_STATE_COARSER ||
                           kind == ASSAY_STEP_CHANGE_STORED;
     return once > 0 ? once == token : !explains || token >= 0;
+}
+
+static bool is_first_of_several(const graph *g, int number)
+{
+    int several = 0;
+    for (int i = 0; i < g->step_count; i++)
+        if (g->steps[i].kind == g->steps[number].kind && (i < number || several++ > 0)) return i > number;
+    return false;
 }
 
 /* made: NULL: counts them. */
@@ -94,6 +103,11 @@ static int make_all(const graph *g, const step_name *names, int64_t token, assay
             if (made != NULL && all) made[count + 1].mutant.step.rounds = more;
             if (made != NULL && all) made[count + 1].mutant.step.apart = apart;
             count += 1 + all;
+            const bool turns = change == ASSAY_STEP_CHANGE_OTHER_PAIRS || change == ASSAY_STEP_CHANGE_OTHER_THETA;
+            if (!turns || !is_first_of_several(g, i)) continue;
+            if (made != NULL) make(g, i, change, name, g->steps[i].kind->name, &made[count]);
+            if (made != NULL) made[count].mutant.step.alike = true;
+            count++;
         }
     }
     return count;

@@ -490,7 +490,9 @@ static bool step_exchange(const step_place *a, int i)
     const int x = a->step->in[i], y = a->step->in[i + 1];
     if (x != 0 && y != 0 && are_indices(a, x) != are_indices(a, y)) return false;
     if (x == 0 || y == 0 || tensor_of(a, x)->read_in_slices || tensor_of(a, y)->read_in_slices) return false;
-    if (!has_two_operands(a) && !are_alike(a, x, y)) return false;
+    const bool joined = a->step->kind == &graph_kind_concatenate &&
+                        assay_shape_equal(&tensor_of(a, x)->row.shape, &tensor_of(a, y)->row.shape);
+    if (!has_two_operands(a) && !joined && !are_alike(a, x, y)) return false;
     a->to->in[i] = y;
     a->to->in[i + 1] = x;
     return true;

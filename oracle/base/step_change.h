@@ -31,8 +31,8 @@ typedef struct assay_step_change {
     const char *tensors; /* words with spaces between: it reads or makes a tensor whose name ends in one; NULL: any */
     bool of_results;     /* of what steps make alone */
     int step; /* of a graph, its number from 1: this one, whatever it is called; 0: it goes by kind and tensors */
-    int rounds,
-        apart; /* and the same step of so many rounds of a loop in all, so many steps apart; 0: of this one alone */
+    int rounds, apart; /* and the same one in so many more rounds of a loop, so many steps apart */
+    bool alike;        /* and all others of its kind */
     int input;
     double by;
     assay_step_maker *make; /* of ASSAY_STEP_CHANGED */

@@ -66,6 +66,38 @@ outputs: {y: hs}
 """
 
 
+TURNED = PROGRAM + """
+sizes: {T: 9, R: 8}
+inputs: {q: [T, R], k: [T, R], positions: {axes: [T], integers: [0, 50]}}
+steps: {a: 'rope(q, positions)', b: 'rope(k, positions)'}
+weights: {w: [R]}
+outputs: {y: 'mul(mul(a, b), w)'}
+"""
+JOINED = PROGRAM + """
+sizes: {T: 9, D: 6, P: 6, Q: 12}
+inputs: {x: [T, D], h: [T, P]}
+weights: {w: [Q, D]}
+steps: {}
+outputs: {y: 'product("TQ,QD->TD", concatenate("D,P->Q", x, h), w)'}
+"""
+
+
+def turned(x, positions, pairs):
+    angle = positions[:, None] * 10000.0 ** (-torch.arange(4) / 4)
+    a, b = (x[:, ::2], x[:, 1::2]) if pairs else x.chunk(2, -1)
+    parts = a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()
+    return torch.stack(parts, -1).flatten(1) if pairs else torch.cat(parts, -1)
+
+
+def scores(q, k, positions, w, pairs=False):
+    return turned(q, positions, pairs) * turned(k, positions, pairs) * w
+
+
+def by_token(x, adapter, number, w, a, b, factor=4 / 3**0.5):
+    own = adapter[:, None] == number
+    return x @ w + torch.einsum("tlr,lrf->tf", torch.einsum("td,ldr->tlr", x, a) * own[..., None], b) * factor
+
+
 def cross_entropy(x, head, target):
     z = x @ head
     return torch.logsumexp(z, -1) - z.gather(1, target.long()[:, None])[:, 0]
@@ -184,6 +216,9 @@ BUGS = [
     ("program/causal-conv", convolve, lambda x, taps: handed_over(x, taps, lambda s: s.flip(1), 20, True), "step:v:state_reversed_once_20"),
     (SCAN, scan, lambda a, x: scan(a, x, layout=lambda s: s.reshape(6, 2).T, at=[13]), "step:y:state_transposed_once_13"),
     (SCAN, scan, lambda a, x: scan(a, x, layout=lambda s: 0 * s, at=[13]), "step:y:state_lost_once_13"),
+    (TURNED, scores, lambda **given: scores(**given, pairs=True), "step:rope:other_pairs"),
+    (JOINED, lambda x, h, w: torch.cat([x, h], 1) @ w, lambda x, h, w: torch.cat([h, x], 1) @ w, "step:y.concatenate:exchanged"),
+    ("program/lora-by-token", by_token, lambda **given: by_token(**given, factor=4 / 3), "step:y.mul2:factor_twice"),
     (ROUNDS, rounds, lambda **given: rounds(**given, out=1), "step:h.mul:first_alone"),
     (ROUNDS, rounds, lambda **given: rounds(**given, out=2), "step:h.product:transposed_w_HK"),
     (NORM, norm, lambda x, s: norm(x, s, more=32), "step:r.mean:reads_on_64_of_r.square"),
