@@ -20,7 +20,7 @@ static bool is_chosen(const assay_choice *c, int64_t expert)
 bool assay_choice_is_valid(const assay_choice *c)
 {
     for (int64_t k = 0; k < c->per_token; k++) {
-        if (c->free && c->selected[k] == ASSAY_NO_EXPERT) continue;
+        if ((c->free || c->padded) && c->selected[k] == ASSAY_NO_EXPERT) continue;
         if (c->selected[k] < 0 || c->selected[k] >= c->experts || holds(c->selected, k, c->selected[k])) return false;
     }
     return true;
@@ -29,7 +29,7 @@ bool assay_choice_is_valid(const assay_choice *c)
 static bool is_exact(const assay_choice *c)
 {
     for (int64_t k = 0; k < c->per_token; k++) {
-        if (!is_chosen(c, c->golden[k])) return false;
+        if (!is_chosen(c, c->golden[k]) || !holds(c->golden, c->per_token, c->selected[k])) return false;
     }
     return true;
 }
@@ -55,6 +55,7 @@ static double lowest(const question *q, int64_t e)
 static bool may_precede(const question *q, int64_t chosen, int64_t other)
 {
     const double *scores = q->c->scores;
+    if (chosen < 0) return lowest(q, other) <= q->c->above;
     if (q->ties && scores[chosen] == scores[other] && other < chosen) return false;
     return highest(q, chosen) >= lowest(q, other);
 }
@@ -160,8 +161,11 @@ static bool groups_are_admissible(const question *q)
 
 static bool is_admissible(const question *q)
 {
-    if (q->c->fixed) return false;
-    return q->c->groups > 1 ? groups_are_admissible(q) : may_stay(q, 0);
+    const assay_choice *c = q->c;
+    for (int64_t k = 0; k < c->per_token && c->padded; k++)
+        if (c->selected[k] >= 0 && !(highest(q, c->selected[k]) >= c->above)) return false;
+    if (c->fixed) return false;
+    return c->groups > 1 ? groups_are_admissible(q) : may_stay(q, 0);
 }
 
 assay_choice_verdict assay_choice_judge(const assay_choice *c)
@@ -194,14 +198,19 @@ double assay_choice_excess(const assay_choice *c)
     return high;
 }
 
+static double score_of(const assay_choice *c, int32_t expert)
+{
+    return expert < 0 ? c->above : c->scores[expert];
+}
+
 void assay_choice_swap(const assay_choice *c, int32_t *chosen, int32_t *better)
 {
     *chosen = *better = -1;
     for (int64_t k = 0; k < c->per_token; k++) {
         const int32_t mine = c->selected[k], theirs = c->golden[k];
-        if (!holds(c->golden, c->per_token, mine) && (*chosen < 0 || c->scores[mine] < c->scores[*chosen])) {
+        if (!holds(c->golden, c->per_token, mine) && (*chosen < 0 || score_of(c, mine) < c->scores[*chosen])) {
             *chosen = mine;
         }
-        if (!is_chosen(c, theirs) && (*better < 0 || c->scores[theirs] > c->scores[*better])) *better = theirs;
+        if (!is_chosen(c, theirs) && (*better < 0 || score_of(c, theirs) > c->scores[*better])) *better = theirs;
     }
 }

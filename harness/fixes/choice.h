@@ -17,9 +17,11 @@ typedef struct assay_choice {
     int64_t experts, per_token;  /* E, K */
     int64_t groups, groups_kept; /* groups 1: no limit */
     assay_group_score group_score;
-    bool fixed;                       /* by a table (hash routing): scores decide nothing */
-    bool free;                        /* of a token that nobody judges: any experts, or none (-1) in a slot */
-    bool any_of_tied;                 /* of the profile */
+    bool fixed;       /* by a table (hash routing): scores decide nothing */
+    bool free;        /* of a token that nobody judges: any experts, or none (-1) in a slot */
+    bool any_of_tied; /* of the profile */
+    bool padded;      /* -1 in the place of what is not above a number */
+    double above;
     const double *scores, *tau;       /* [E]: what experts are chosen by; how far each may be off */
     const int32_t *golden, *selected; /* [K]: the oracle's choice, the backend's */
 } assay_choice;

@@ -2,6 +2,7 @@
 
 #include <float.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,7 @@
 #include "harness/operations/op_support.h"
 #include "harness/scales/ensemble.h"
 #include "oracle/base/memory.h"
+#include "oracle/moe/permute.h"
 #include "oracle/moe/routing_rule.h"
 
 static bool is_choice(const assay_tensor_spec *spec)
@@ -130,10 +132,22 @@ static assay_tensor_spec scores_of(const assay_router_choice *router)
     return spec;
 }
 
+static bool is_of_experts(const assay_router_choice *router)
+{
+    return assay_path_ends(router->path, "selected_experts");
+}
+
+static bool is_padded(const assay_router_choice *router)
+{
+    return !is_of_experts(router) && isfinite(router->above);
+}
+
 static assay_choice token_of(const assay_router_choice *router, const assay_choices *c, int64_t t)
 {
     return (assay_choice){.experts = router->config.num_experts,
                           .per_token = router->per_token,
+                          .padded = is_padded(router),
+                          .above = router->above,
                           .free = c->used != NULL && !c->used[t],
                           .golden = router->golden + t * router->per_token,
                           .selected = router->candidate + t * router->per_token};
@@ -153,7 +167,7 @@ static assay_status check_golden(assay_context *ctx, const assay_choices *c)
                               r->path, r->tokens, r->per_token, tokens, config->num_experts_per_tok);
         }
         for (int64_t k = 0; k < count; k++) {
-            if (r->golden[k] >= 0 && r->golden[k] < config->num_experts) continue;
+            if (r->golden[k] >= -is_padded(r) && r->golden[k] < config->num_experts) continue;
             return assay_fail(ctx, ASSAY_BAD_INPUT, "%.90s[%" PRId64 "] is %" PRId32 ", expected 0 to %" PRId64,
                               r->path, k, r->golden[k], config->num_experts - 1);
         }
@@ -170,6 +184,7 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, assay_rou
         const assay_program_node *node = &c->program->nodes[line->node];
         if (!node->chosen || strcmp(line->path, router->path) != 0) continue;
         const assay_shape *scores = &c->program->nodes[node->in[0]].shape;
+        router->above = assay_program_number(node, "above");
         router->any_of_tied = assay_program_number(node, "lowest") == 0;
         router->config = (assay_routing_config){.batch = 1,
                                                 .sequence = assay_shape_count(&node->shape) / router->per_token,
@@ -241,7 +256,10 @@ static assay_status choose(assay_context *ctx, const assay_router_choice *router
                                            indices, indices + room,   NULL};
     for (int64_t t = 0; t < router->tokens; t++) {
         memcpy(values, router->scores + t * experts, (size_t)experts * sizeof *values);
-        assay_routing_select(router->golden + t * router->per_token, &margin, &scratch, config, &rule);
+        int32_t *golden = router->golden + t * router->per_token;
+        assay_routing_select(golden, &margin, &scratch, config, &rule);
+        for (int64_t k = 0; k < router->per_token && is_padded(router); k++)
+            if (!(router->scores[t * experts + golden[k]] > router->above)) golden[k] = ASSAY_NO_EXPERT;
     }
     return ASSAY_OK;
 }
@@ -317,11 +335,6 @@ static assay_status find_tau(assay_context *ctx, assay_choices *c, const assay_p
 }
 
 /* --- the verdict --- */
-
-static bool is_of_experts(const assay_router_choice *router)
-{
-    return assay_path_ends(router->path, "selected_experts");
-}
 
 static void place_of(const assay_router_choice *router, int64_t sequence, int64_t t, char text[160])
 {

@@ -12,6 +12,7 @@ typedef struct assay_router_choice {
     int rank; /* in the order of the data flow */
     int64_t tokens, per_token;
     assay_routing_config config; /* of the case that is evaluated again; of a program's top_k its sizes alone */
+    double above;                /* only what is above is chosen, else -1; of a program's top_k */
     bool any_of_tied;            /* whatever the profile says: of a top_k without `lowest` */
     bool known;                  /* by the candidate; else the oracle chooses */
     int32_t *golden;    /* [T,K] as stored; then what the oracle would choose, given the choices of the layers before */

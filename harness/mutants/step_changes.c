@@ -533,7 +533,7 @@ static assay_status choose_before(assay_context *ctx, graph_call *c, bool backwa
     int32_t *indices = (int32_t *)(*room + each);
     (void)backward;
     for (int64_t i = 0; i < size; i++) {
-        if (i % each == 0) graph_choose(c->x[GRAPH_IN - 1] + i / each * width, width, *room, each);
+        if (i % each == 0) graph_choose(c->x[GRAPH_IN - 1] + i / each * width, width, *room, each, -INFINITY);
         indices[i] = (int32_t)(*room)[i % each];
     }
     c->indices[input] = indices;

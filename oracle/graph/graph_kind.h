@@ -79,7 +79,7 @@ assay_status graph_read_group(assay_context *ctx, const graph_run *r, int tensor
 assay_status graph_write_group(assay_context *ctx, graph_run *r, int tensor, const double *values);
 
 /* Of a row the indices of the largest numbers, the largest first, of equal ones the lower index. */
-void graph_choose(const double *x, int64_t width, double *index, int64_t count);
+void graph_choose(const double *x, int64_t width, double *index, int64_t count, double above);
 static inline const assay_tensor_row *graph_row_in(const graph_call *c, int i)
 {
     return &c->graph->tensors[c->step->in[i]].row;

@@ -276,14 +276,14 @@ static assay_status pick_backward(assay_context *ctx, const graph_call *c)
 
 const graph_kind graph_kind_pick = {.name = "pick", .forward = pick_forward, .backward = pick_backward};
 
-void graph_choose(const double *x, int64_t width, double *index, int64_t count)
+void graph_choose(const double *x, int64_t width, double *index, int64_t count, double above)
 {
     for (int64_t k = 0; k < count; k++) {
         int64_t best = -1;
         for (int64_t i = 0; i < width; i++) {
             bool taken = false;
             for (int64_t j = 0; j < k; j++) taken |= index[j] == (double)i;
-            if (!taken && (best < 0 || x[i] > x[best])) best = i;
+            if (!taken && !(x[i] <= above) && (best < 0 || x[i] > x[best])) best = i;
         }
         index[k] = (double)best;
     }
@@ -294,7 +294,7 @@ static assay_status top_k_forward(assay_context *ctx, const graph_call *c)
     const int64_t width = graph_last_axis(c->graph, c->step->in[0]), each = graph_last_axis(c->graph, c->step->out[0]);
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < graph_out_size(c->graph, c->step, 0) / each; row++)
-        graph_choose(c->x[0] + row * width, width, c->y[0] + row * each, each);
+        graph_choose(c->x[0] + row * width, width, c->y[0] + row * each, each, c->step->with.general.a);
     return ASSAY_OK;
 }
 

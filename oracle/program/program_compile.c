@@ -402,7 +402,9 @@ static void pass_over(assay_program *p)
     for (int i = 1; i < p->node_count; i++) {
         const int given = p->nodes[i].in_count > 1 ? p->nodes[p->nodes[i].in[1]].input : -1;
         const bool passes = given >= 0 && p->tensors[given].passes_over;
-        p->nodes[i].over = passes ? (double)p->tensors[given].over : NAN;
+        const assay_program_node *index = &p->nodes[p->nodes[i].in[1]];
+        const bool chosen = p->nodes[i].in_count > 1 && index->chosen && isfinite(assay_program_number(index, "above"));
+        p->nodes[i].over = passes ? (double)p->tensors[given].over : chosen ? -1 : NAN;
     }
 }
 

@@ -89,7 +89,9 @@ static int cut(graph *g, const form *of, const assay_program_node *node, const i
 
 static int integers(graph *g, const form *of, const assay_program_node *node, const int *in)
 {
-    return graph_integers(g, of->kind, node->axes, in[0]);
+    const int made = graph_integers(g, of->kind, node->axes, in[0]);
+    g->steps[g->tensors[made].step].with.general.a = assay_program_number(node, "above");
+    return made;
 }
 
 /* What is quantised has a name of its own, whatever made it: rounded as that is. */

@@ -657,7 +657,7 @@ static void top_k(machine *m, int i, const assay_program_line *line)
     const named *x = operand(m, 0);
     const int64_t width = x->shape.dims[x->shape.rank - 1], each = m->node->shape.dims[x->shape.rank - 1];
     const int64_t count = assay_shape_count(&m->node->shape), rows = count / each;
-    const quad *scores = quad_values(m->t, x->node);
+    const quad *scores = quad_values(m->t, x->node), above = assay_program_number(m->node, "above");
     char path[ASSAY_PATH_SIZE];
     quad *margin;
     const quad_node of_margin = quad_constant(m->t, rows, 1, &margin);
@@ -669,7 +669,8 @@ static void top_k(machine *m, int i, const assay_program_line *line)
         margin[row] = INFINITY;
         for (int64_t k = 0; k < each; k++) {
             const int64_t best = at_rank(of, width, k);
-            own[row * each + k] = (int32_t)best;
+            own[row * each + k] = of[best] > above ? (int32_t)best : -1;
+            margin[row] = fminq(margin[row], fabsq(of[best] - above));
             if (k + 1 < width) margin[row] = fminq(margin[row], of[best] - of[at_rank(of, width, k + 1)]);
         }
     }
