@@ -1060,7 +1060,7 @@ class Tracer:
         axis = x.dims[-1][0] if x.dims and len(x.dims[-1]) == 1 else Axis(size)
         hot = self.one_hot(index if index.number is not None else self.indices(index, size), last + 1, axis)
         if given.number is not None and not adds:
-            found = self.over("max", hot, [last], False) if index.dims[last] and size_of(index.dims[last]) > 1 else hot.seen([*hot.dims[:last], *hot.dims[last + 1 :]])
+            found = self.over("max", hot, [last], False)
             return self.where(found, given, x)
         numbers = self.together("mul", [hot, given.seen([*given.dims, ()]) if given.number is None else given])
         made = self.over("sum", numbers, [last], False)

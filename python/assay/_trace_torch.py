@@ -1370,7 +1370,11 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
         RECORDERS.pop()
     outputs: list[tuple[str, Value]] = []
     for name, tensor in named(function, result).items():
-        tracer.output(name, recorder.of(tensor), tensor.shape, str(tensor.dtype).split(".")[1], outputs)
+        if tensor.is_complex():
+            raise lib.BadInput(f"{tracer.at}: {name} is of complex numbers, expected real ones: torch.view_as_real")
+        value = recorder.of(tensor)
+        whole = value.refused or value.integer or value.number is not None
+        tracer.output(name, value if whole else recorder.full(tensor), tensor.shape, str(tensor.dtype).split(".")[1], outputs)
     return outputs
 
 

@@ -883,6 +883,15 @@ def fake_quantised(x, w):
     return torch.round(h / scale) * scale + torch.remainder(h, 1.5) + torch.trunc(h) * torch.sign(h)
 
 
+def grouped_router(x, w):
+    """The best of one group of two, as modules have it: its choice is of all rows in one dimension."""
+    scores = (x.reshape(-1, 8) @ w).sigmoid()
+    best = torch.topk(scores.view(-1, 2, 2).sum(-1), k=1, dim=-1)[1]
+    mask = torch.zeros(scores.shape[0], 2).scatter_(1, best, 1).unsqueeze(-1).expand(-1, 2, 2).reshape(-1, 4)
+    values, chosen = torch.topk(scores.masked_fill(~mask.bool(), 0.0), 2)
+    return {"chosen": chosen, "values": values, "places": torch.arange(3.0)[None].expand(2, 3) * x[0, 0, 0]}
+
+
 #: Functions that pass as kernels against themselves, where each operator stores its result in bfloat16.
 STORED = {
     "product of all": (lambda x: torch.prod(x, -1), {"x": torch.ones(8, 16)}),
@@ -899,6 +908,7 @@ STORED = {
     "norms": (lambda x: x.norm(p=1, dim=-1) + x.norm(p=3, dim=-1) + x.abs().amax(-1) + torch.nan_to_num(x).sum(-1), {"x": torch.ones(8, 8)}),
     "crosses": (lambda x, y: torch.linalg.cross(x, y) + torch.diag(x[0]).sum(0), {"x": torch.ones(6, 3), "y": torch.ones(6, 3)}),
     "norm of several operators": (lambda x, b: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * b, {"x": torch.ones(64, 256), "b": torch.ones(256)}),
+    "grouped router": (grouped_router, {"x": torch.ones(2, 3, 8), "w": torch.ones(8, 4)}),
     "what jumps": (fake_quantised, {"x": torch.ones(16, 64), "w": torch.ones(64, 32)}),
     "thresholds": (lambda x: torch.where(x * 3 > 1, x, 0.1 * x.exp()) + F.hardshrink(x) + F.celu(x, 2.0) + torch.where(x > 0, x, torch.exp(x) - 1) + x.cosh(), {"x": torch.ones(8, 64)}),
     "wider": (lambda x: F.interpolate(F.pixel_shuffle(x, 2).flatten(2), scale_factor=2), {"x": torch.ones(2, 8, 3, 3)}),
