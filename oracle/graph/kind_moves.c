@@ -289,12 +289,22 @@ void graph_choose(const double *x, int64_t width, double *index, int64_t count, 
     }
 }
 
+/* Those of no number behind all others. */
+static int by_index(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x < 0) != (y < 0) ? (x < 0) - (y < 0) : (x > y) - (x < y);
+}
+
 static assay_status top_k_forward(assay_context *ctx, const graph_call *c)
 {
     const int64_t width = graph_last_axis(c->graph, c->step->in[0]), each = graph_last_axis(c->graph, c->step->out[0]);
 #pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t row = 0; row < graph_out_size(c->graph, c->step, 0) / each; row++)
-        graph_choose(c->x[0] + row * width, width, c->y[0] + row * each, each, c->step->with.general.a);
+    for (int64_t row = 0; row < graph_out_size(c->graph, c->step, 0) / each; row++) {
+        double *index = c->y[0] + row * each;
+        graph_choose(c->x[0] + row * width, width, index, each, c->step->with.general.a);
+        if (c->step->with.general.first) qsort(index, (size_t)each, sizeof *index, by_index);
+    }
     return ASSAY_OK;
 }
 

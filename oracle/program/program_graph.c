@@ -90,7 +90,9 @@ static int cut(graph *g, const form *of, const assay_program_node *node, const i
 static int integers(graph *g, const form *of, const assay_program_node *node, const int *in)
 {
     const int made = graph_integers(g, of->kind, node->axes, in[0]);
-    g->steps[g->tensors[made].step].with.general.a = assay_program_number(node, "above");
+    graph_general *with = &g->steps[g->tensors[made].step].with.general;
+    with->a = assay_program_number(node, "above");
+    with->first = assay_program_number(node, "ascending") == 1;
     return made;
 }
 

@@ -658,6 +658,7 @@ static void top_k(machine *m, int i, const assay_program_line *line)
     const int64_t width = x->shape.dims[x->shape.rank - 1], each = m->node->shape.dims[x->shape.rank - 1];
     const int64_t count = assay_shape_count(&m->node->shape), rows = count / each;
     const quad *scores = quad_values(m->t, x->node), above = assay_program_number(m->node, "above");
+    const bool ascends = assay_program_number(m->node, "ascending") == 1;
     char path[ASSAY_PATH_SIZE];
     quad *margin;
     const quad_node of_margin = quad_constant(m->t, rows, 1, &margin);
@@ -671,6 +672,12 @@ static void top_k(machine *m, int i, const assay_program_line *line)
             const int64_t best = at_rank(of, width, k);
             own[row * each + k] = of[best] > above ? (int32_t)best : -1;
             margin[row] = fminq(margin[row], fabsq(of[best] - above));
+            int32_t *of_row = own + row * each;
+            for (int64_t at = k; ascends && at > 0 && of_row[at] >= 0 && of_row[at - 1] > of_row[at]; at--) {
+                const int32_t larger = of_row[at - 1];
+                of_row[at - 1] = of_row[at];
+                of_row[at] = larger;
+            }
             if (k + 1 < width) margin[row] = fminq(margin[row], of[best] - of[at_rank(of, width, k + 1)]);
         }
     }
