@@ -152,13 +152,13 @@ class Case:
         """What may be given to `check`, by path. Outputs and gradients are required; routing and checkpoints are not."""
         return expected(self._open())
 
-    def _give(self, folders: tuple[str, ...], module: Any, device: Any, wanted: Collection[str] = ()) -> dict[str, Any]:
-        """`wanted`: gradients of those that require one."""
+    def _give(self, folders: tuple[str, ...], module: Any, device: Any = None, wanted: Collection[str] = (), names: Collection[str] | None = None) -> dict[str, Any]:
+        """`wanted`: gradients of those that require one. `names`: only these."""
         test, library = self._open(), _tensors.module_of(module)
         return {
             path: _tensors.give(*_tensors.view(test, tensor), library, device, "gradients/" + path in wanted)
             for path, tensor in given(test)
-            if path.startswith(folders)
+            if path.startswith(folders) and (names is None or path.split("/")[1] in names)
         }
 
     def inputs(self, module: Any = np, device: Any = None, requires_grad: bool = False) -> dict[str, Any]:

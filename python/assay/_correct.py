@@ -137,7 +137,7 @@ def with_torch(program: Program, case: Case, call: Callable[..., Any], example: 
 
 def with_jax(program: Program, case: Case, call: Callable[..., Any], example: Mapping[str, Any], gradients: bool) -> dict[str, Any]:
     jax = sys.modules["jax"]
-    inputs = {path: x for path, x in case.inputs(jax).items() if path.split("/")[1] in example}
+    inputs = case._give(("inputs/", "weights/"), jax, names=example)  # and no constants, whose float64 it may not have
     inputs = {path: x.astype(jax.dtypes.canonicalize_dtype(example[path.split("/")[1]].dtype)) if jax.numpy.issubdtype(x.dtype, jax.numpy.integer) else x for path, x in inputs.items()}
     found = {path for path in case.expected if path.startswith("gradients/")} if gradients else set()
     leaves = [path for path in inputs if "gradients/" + path in found]

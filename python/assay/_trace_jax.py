@@ -250,6 +250,9 @@ class Walk:
     def on_integer_pow(self, eqn: Any, given: Sequence[Known], y: int) -> Value:
         return self.t.power(self.of(given[0]), self.t.number(y))
 
+    def on_one_minus_square(self, eqn: Any, given: Sequence[Known]) -> Value:
+        return self.t.together("sub", [self.t.number(1), self.t.map("square", self.of(given[0]))])
+
     def on_pow(self, eqn: Any, given: Sequence[Known]) -> Value:
         return self.t.power(self.of(given[0]), self.of(given[1]))
 
