@@ -168,13 +168,6 @@ void assay_describe_moe_weights(assay_describer *d, const assay_moe_config *conf
         assay_describe_weight(d, "shared_expert_gate/kernel", assay_fill_fan_in(config->emb_dim), "D1");
 }
 
-/* By a recipe h is, but where it has codes, and gradients are. */
-static bool requantises(const assay_moe_config *config, int checkpoint)
-{
-    const bool hidden = checkpoint == ASSAY_MLP_INTERMEDIATE && config->hidden.format == NULL;
-    return config->recipe.recipe != NULL && (hidden || checkpoint >= ASSAY_MLPWI_GRADIENT);
-}
-
 void assay_describe_moe_checkpoints(assay_describer *d, const assay_moe_config *config, const assay_sharding *sharding)
 {
     /* The parts of y are added once the weights have them: no shard has a row of moe_mlpwo. */
@@ -188,7 +181,10 @@ void assay_describe_moe_checkpoints(assay_describer *d, const assay_moe_config *
         if (row.name == NULL || (routed && config->physical_experts > 0)) continue;
         if (routed && rows_of_wi && checkpoint != ASSAY_MLPWI) continue;
         assay_describe_checkpoint(d, &row);
-        assay_described(d, 1)->requantised = requantises(config, checkpoint);
+        /* by a recipe h is, but where it has codes, and gradients are */
+        const bool hidden = checkpoint == ASSAY_MLP_INTERMEDIATE && config->hidden.format == NULL;
+        assay_described(d, 1)->requantised =
+            config->recipe.recipe != NULL && (hidden || checkpoint >= ASSAY_MLPWI_GRADIENT);
     }
 }
 

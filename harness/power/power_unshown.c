@@ -83,12 +83,6 @@ assay_status assay_power_find_unshown(assay_context *ctx, const assay_plan *plan
     return ASSAY_OK;
 }
 
-/* "step:STEP:change" */
-static bool is_of(const assay_mutant *mutant, const char *name, size_t length)
-{
-    return assay_mutant_is_of_step(mutant) && strncmp(mutant->name, name, length) == 0;
-}
-
 bool assay_power_hides(const assay_power_test *found, int mutant, const char **step, int *length)
 {
     const char *name = found->mutants.items[mutant]->name;
@@ -96,7 +90,8 @@ bool assay_power_hides(const assay_power_test *found, int mutant, const char **s
     if (!found->items[mutant].unshown) return false;
     const size_t size = (size_t)(strrchr(name, ':') - name) + 1;
     for (int i = 0; i < found->mutants.count; i++) {
-        if (!is_of(found->mutants.items[i], name, size)) continue;
+        const assay_mutant *other = found->mutants.items[i]; /* "step:STEP:change" */
+        if (!assay_mutant_is_of_step(other) || strncmp(other->name, name, size) != 0) continue;
         shown |= found->items[i].outcome != ASSAY_MUTANT_NOT_APPLICABLE;
         first &= i >= mutant || !found->items[i].unshown;
     }

@@ -390,7 +390,7 @@ static double cached_backward_operations(const graph *g, const graph_step *step)
 const graph_kind graph_kind_decode_attention = {.name = "decode_attention",
                                                 .reads = 1u << QUERY | 1u << KEYS | 1u << VALUES | 1u << CACHED_SINKS |
                                                          1u << CACHED_KERNEL | 3u << GRAPH_READS_OUT,
-                                                .makes = 1u << QUERY | 1u << KEYS | 1u << VALUES,
+                                                .makes = 1u << QUERY | 1u << KEYS | 1u << VALUES | 1u << CACHED_KERNEL,
                                                 .forward = forward,
                                                 .backward = cached_backward,
                                                 .operations = cached_operations,

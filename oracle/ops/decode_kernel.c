@@ -122,9 +122,8 @@ static assay_status expand_keys(assay_context *ctx, const assay_decode_config *c
 {
     const int64_t rope = c->width - c->v_dim, wide = wide_of(c), deep = deep_of(c);
     OWNED double *rows = NULL;
-    OWNED double *made = NULL;
-    MUST(assay_alloc_f64(ctx, "keys of a sequence", plan->longest * c->width, &rows));
-    MUST(assay_alloc_f64(ctx, "expanded keys", plan->longest * c->heads * wide, &made));
+    MUST(assay_alloc_f64(ctx, "expanded keys", plan->longest * (c->width + c->heads * wide), &rows));
+    double *made = rows + plan->longest * c->width;
     for (int64_t list = 0; list < plan->lists; list++) {
         const int64_t keys = assay_decode_keys(plan, list), first = list * plan->longest;
         assay_matmul_args product = assay_product_ab(made, rows, in->kernel, keys, c->heads * wide, c->v_dim);
@@ -151,10 +150,8 @@ static assay_status expanded_back(assay_context *ctx, const assay_decode_config 
 {
     const int64_t rope = c->width - c->v_dim, wide = wide_of(c), deep = deep_of(c), n = c->heads;
     OWNED double *rows = NULL;
-    OWNED double *made = NULL;
-    MUST(assay_alloc_f64(ctx, "keys of a sequence", 2 * plan->longest * c->width, &rows));
-    MUST(assay_alloc_f64(ctx, "gradients of expanded keys", plan->longest * n * wide, &made));
-    double *drows = rows + plan->longest * c->width;
+    MUST(assay_alloc_f64(ctx, "gradients of expanded keys", plan->longest * (2 * c->width + n * wide), &rows));
+    double *drows = rows + plan->longest * c->width, *made = drows + plan->longest * c->width;
     memset(g->dkey, 0, (size_t)(c->pages * c->stride * c->width) * sizeof *g->dkey);
     memset(g->dkernel, 0, (size_t)(c->v_dim * n * wide) * sizeof *g->dkernel);
     for (int64_t list = 0; list < plan->lists; list++) {
