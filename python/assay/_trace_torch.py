@@ -921,19 +921,22 @@ class Recorder(TorchDispatchMode):
     def on_native_layer_norm(self, out: Any, x: Any, shape: Any, weight: Any, bias: Any, epsilon: float) -> list[Value]:
         if len(shape) != 1 or weight is None or bias is None or shape[0] == 1:
             last = [x.dim() - 1 - i for i in range(len(shape))]
-            return [self.scaled(self.t.normed(self.of(x), last, epsilon), weight, bias, len(shape))] * 3
+            return [self.scaled(self.t.normed(self.of(x), last, epsilon), weight, bias, len(shape), True)] * 3
         v, (w, b) = self.of(x), (self.of(p) for p in (weight, bias))
         v = self.t.merged(v, [len(v.dims) - 1])
         made = [self.t.fit(p, 0, v.dims[-1]) for p in (w, b)]
         y = self.t.call("layer_norm", [v, *made], v.dims, epsilon=float(epsilon))
+        self.t.steps[-1].stores = True  # sums over rows, on processors
         return [y, y, y]
 
-    def scaled(self, v: Value, weight: Any, bias: Any, rank: int) -> Value:
+    def scaled(self, v: Value, weight: Any, bias: Any, rank: int, stores: bool = False) -> Value:
         """v times the weight plus the bias, whose dimensions begin there from the end."""
         for step, p in (("mul", weight), ("add", bias)):
             if p is not None:
                 own = self.of(p)
                 v = self.t.together(step, [v, own.seen([*own.dims, *[()] * (rank - len(own.dims))])])
+                if v.step is not None:
+                    v.step.stores |= stores
         return v
 
     def on_native_batch_norm(self, out: Any, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, _momentum: float, epsilon: float) -> list[Value]:

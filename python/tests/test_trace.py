@@ -908,6 +908,8 @@ STORED = {
     "norms": (lambda x: x.norm(p=1, dim=-1) + x.norm(p=3, dim=-1) + x.abs().amax(-1) + torch.nan_to_num(x).sum(-1), {"x": torch.ones(8, 8)}),
     "crosses": (lambda x, y: torch.linalg.cross(x, y) + torch.diag(x[0]).sum(0), {"x": torch.ones(6, 3), "y": torch.ones(6, 3)}),
     "norm of several operators": (lambda x, b: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * b, {"x": torch.ones(64, 256), "b": torch.ones(256)}),
+    "layer norms": (lambda x, w, b: F.layer_norm(x, (16,), w[0], b[0]) + F.layer_norm(x.reshape(-1, 8, 16), (8, 16), w, b).reshape(-1, 16),
+                    {"x": torch.ones(512, 16), "w": torch.ones(8, 16), "b": torch.ones(8, 16)}),
     "grouped router": (grouped_router, {"x": torch.ones(2, 3, 8), "w": torch.ones(8, 4)}),
     "what jumps": (fake_quantised, {"x": torch.ones(16, 64), "w": torch.ones(64, 32)}),
     "thresholds": (lambda x: torch.where(x * 3 > 1, x, 0.1 * x.exp()) + F.hardshrink(x) + F.celu(x, 2.0) + torch.where(x > 0, x, torch.exp(x) - 1) + x.cosh(), {"x": torch.ones(8, 64)}),
