@@ -148,6 +148,9 @@ class Step:
 
 def by_places(array: "np.ndarray[Any, Any]") -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None":
     """A number for each index of one axis and whole numbers that it multiplies."""
+    least = abs(array[array != 0]).min(initial=np.inf)
+    if not least > 1e-30:  # what a tensor holds that is not filled yet
+        return None
     for axis in range(array.ndim):
         rows = np.moveaxis(array, axis, 0)
         if len(rows) < 2 or rows[0].size < 2 or not all(row.any() for row in rows):
@@ -1371,7 +1374,7 @@ class Tracer:
         """The lines of the case file, the steps that stay in registers, and of which line of the function each line is."""
         self.steps = self.live(outputs)
         self.put_constants(outputs)
-        self.floats = {self.called[i]: array for i, (array, _) in enumerate(self.constants) if array.dtype.kind == "f" and any(path == "inputs/" + self.called[i] for path, _, _ in self.inputs)}
+        self.floats = {self.called[i]: array for i, (array, made) in enumerate(self.constants) if array.dtype.kind == "f" and any(v.core is made.core for _, v, _ in self.inputs)}
         fills = {**fills, **{name: {"values": array.flatten().tolist()} for name, array in self.floats.items()}}
         used = self.put_letters(hints)
         within = self.fuse(outputs)

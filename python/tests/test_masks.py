@@ -160,6 +160,14 @@ def lengths(q, k, v, count, more=0):
     return torch.softmax(scores_of(q, k).masked_fill(~seen, low), -1).masked_fill(~seen, 0.0) @ v
 
 
+def loop(q, k, v):
+    out = torch.full_like(q, 0.3)
+    out[1] = 0.7  # a table of constants that is written over
+    for low, high in ((0, 4), (4, 9)):
+        out[low:high] = causal(*(x[low:high].transpose(0, 1) for x in (q, k, v))).transpose(0, 1)
+    return out
+
+
 def in_float32(function):
     """As kernels compute; PyTorch on a processor may lack products of float16."""
     def kernel(q, k, v, *others):
@@ -177,6 +185,7 @@ TRACED = {  # a function, its example, a wrong form and the mutant that it is
     "alibi": (alibi([0.5**(h + 1) for h in range(N)]), LONG, alibi([0.5**(N - h) for h in range(N)]), ""),
     "prefix": (prefix, LONG, causal, "never"),
     "documents": (varlen, [*LONG, torch.tensor([0, 3, 4, 7, 9])], lambda q, k, v, ends: causal(q, k, v), "always"),
+    "loop": (loop, [torch.ones(9, N, H)] * 3, lambda q, k, v: causal(*(x.transpose(0, 1) for x in (q, k, v))).transpose(0, 1), ""),
     "lengths": (lengths, [*LONG, torch.tensor([5, 9])], lambda q, k, v, count: lengths(q, k, v, count, 1), "one_longer"),
 }
 
