@@ -90,11 +90,13 @@ def test_backendbench_verdict():
         assert not assay.backendbench.verdict(op, args, keywords, torch.zeros_like(right))
 
 
-def test_backendbench_s_own_evaluation(peer):
-    peer("BackendBench")
+def test_backendbench_s_own_evaluation(peer, monkeypatch):
+    package = types.ModuleType("BackendBench")  # without what asks models
+    package.__path__ = [str(peer("BackendBench") / "BackendBench")]
+    monkeypatch.setitem(sys.modules, "BackendBench", package)
     module = pytest.importorskip("BackendBench.eval")
     test = lambda *args: types.SimpleNamespace(args=args, kwargs={})  # noqa: E731
-    x = torch.rand(5, 100) * 1e-2
+    x = torch.rand(5, 200) * 1e-2
     op = torch.ops.aten.softmax.int
     tests = [test(x, -1), test(x[:2], 0)]
     zeros = lambda x, dim: torch.zeros_like(x)  # noqa: E731
@@ -295,6 +297,27 @@ def run(q, k, v, qo_indptr, kv_indptr, sm_scale):
     expected = assay.flashinfer.outputs_of(definition, assay.flashinfer.reference_of(definition, definition["reference"])(**given))
     verdict, log, errors = assay.flashinfer.judged(definition, given, expected, expected, None)
     assert verdict == "PASS" and errors["extra"]["operation"] == "program", log
+
+
+def test_rows_of_pages_that_scores_choose():
+    torch.manual_seed(1)
+    definition = {"name": "own", "op_type": "nsa_paged", "outputs": {"ids": None, "scores": None}, "reference": """
+import torch
+def run(q, k, lengths, table):
+    ids, scores = torch.full((3, 4), -1, dtype=torch.int32), torch.full((3, 4), -float("inf"))
+    for b in range(3):
+        n = int(lengths[b])
+        if n > 0:
+            rows = table[b, :n].long()
+            best = (q[b].float() @ k[rows].float().T).mean(0).topk(min(4, n))
+            ids[b, : min(4, n)], scores[b, : min(4, n)] = rows[best.indices].int(), best.values
+    return ids, scores
+"""}
+    given = {"q": torch.randn(3, 2, 16).bfloat16(), "k": torch.randn(20, 16).bfloat16(), "lengths": torch.tensor([9, 0, 3]), "table": torch.stack([torch.randperm(20)[:9] for _ in range(3)])}
+    expected = assay.flashinfer.outputs_of(definition, assay.flashinfer.reference_of(definition, definition["reference"])(**given))
+    assert assay.flashinfer.judged(definition, given, expected, expected, None)[0] == "PASS"
+    for name, wrong in (("ids", expected["ids"].flip(1)), ("scores", expected["scores"] * 1.01)):
+        assert assay.flashinfer.judged(definition, given, {**expected, name: wrong}, expected, None)[0] == "FAIL"
 
 
 def test_flashinfer_s_own_example_and_schema(peer):
