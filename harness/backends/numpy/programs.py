@@ -86,7 +86,7 @@ class Machine:
             return number
         words = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
         operands = [self.evaluate(a) for a in node.args if not (isinstance(a, ast.Constant) and isinstance(a.value, str))]
-        options = {k.arg: CONSTANTS[k.value.id] if isinstance(k.value, ast.Name) else ast.literal_eval(k.value) for k in node.keywords}
+        options = {k.arg: CONSTANTS[k.value.id] if isinstance(k.value, ast.Name) else ast.literal_eval(k.value) for k in node.keywords if k.arg != "unfused"}  # these are kernels of one step
         step = getattr(self, "step_" + node.func.id, None)
         whole = [t.exact or t.value.dtype.kind == "i" for t in operands]
         exact = node.func.id in ("float", "less", "equal", "floor_div", "mod") or (node.func.id in EXACT and all(whole))
@@ -98,7 +98,7 @@ class Machine:
 
     def run(self, lines):
         for name, text in lines.items():
-            self.line, self.ar = name, self.plain.with_sums(self.p.sums[name]) if name in self.p.sums else self.plain
+            self.line, self.ar = name, self.plain.with_sums(self.p.sums[name]) if self.p.sums.get(name, "stored") != "stored" else self.plain
             self.fused = name in self.p.fused or any(is_statistic("outputs/" + output) or self.p.kept[output] for output, of in self.p.outputs.items() if name in (output, of))
             yield name, self.evaluate(ast.parse(text, mode="eval").body)
 
@@ -423,8 +423,13 @@ class Machine:
 
         return index.axes, (np.take_along_axis(rows, places, -1) * there).reshape(index.value.shape), back
 
-    def step_top_k(self, axes, x):
+    def step_top_k(self, axes, x, lowest=False, above=-np.inf, ascending=False):  # of equal ones the lowest in any case
         best = np.argsort(-x.value, -1, kind="stable")[..., : self.p.sizes[axes[-1]]]
+        best = np.where(np.take_along_axis(x.value, best, -1) > above, best, -1)
+        if ascending:
+            behind = x.value.shape[-1]
+            best = np.sort(np.where(best < 0, behind, best), -1)
+            best = np.where(best == behind, -1, best)
         return x.axes[:-1] + axes[-1], best.astype(np.int32), None
 
     def step_index(self, x):
@@ -507,7 +512,9 @@ MAPS = {
     "square": activation(lambda ar, x: x * x, lambda ar, x: 2 * x),
     "reciprocal": activation(lambda ar, x: 1 / x, lambda ar, x: -1 / (x * x)),
     "exp": activation(lambda ar, x: ar.exp(x), lambda ar, x: ar.exp(x)),
+    "expm1": activation(lambda ar, x: ar.function(np.expm1, x), lambda ar, x: ar.exp(x)),
     "log": activation(lambda ar, x: ar.log(x), lambda ar, x: 1 / x),
+    "log1p": activation(lambda ar, x: ar.function(np.log1p, x), lambda ar, x: 1 / (1 + x)),
     "sqrt": activation(lambda ar, x: ar.sqrt(x), lambda ar, x: ar.float(0.5) / ar.sqrt(x)),
     "rsqrt": activation(lambda ar, x: ar.reciprocal_root(x), lambda ar, x: ar.float(-0.5) * ar.reciprocal_root(x) / x),
     "sigmoid": activation(lambda ar, x: ar.activation_sigmoid(x), lambda ar, x: ar.sigmoid(x) * ar.sigmoid(-x)),
@@ -521,6 +528,9 @@ MAPS = {
     "softplus": activation(lambda ar, x: ar.softplus(x), lambda ar, x: ar.sigmoid(x)),
     "sin": activation(lambda ar, x: ar.function(np.sin, x), lambda ar, x: ar.function(np.cos, x)),
     "cos": activation(lambda ar, x: ar.function(np.cos, x), lambda ar, x: -ar.function(np.sin, x)),
+    "floor": activation(lambda ar, x: np.floor(x), lambda ar, x: np.zeros_like(x)),
+    "round": activation(lambda ar, x: np.rint(x), lambda ar, x: np.zeros_like(x)),
+    "above": activation(lambda ar, x: (x > 0).astype(x.dtype), lambda ar, x: np.zeros_like(x)),
 }
 
 
