@@ -47,7 +47,7 @@ class Given:
             if path not in coded and array.dtype.kind != "i" and not (of_bits and array.dtype.itemsize == 1):
                 array = (to_float32(array, kind) if kind in _tensors.NARROW else array).astype(float_type)
             self.tensors[path] = array
-            if narrow and kind == "float32":
+            if narrow and kind in ("float32", "float64"):
                 self.wide.add(path)
 
 

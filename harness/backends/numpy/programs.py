@@ -4,6 +4,7 @@ An expression is a call as Python has it, so Python's own parser reads it. Tenso
 """
 import ast
 import json
+import keyword
 import math
 import re
 
@@ -17,6 +18,7 @@ from request import Unsupported
 from storage import is_statistic
 
 CONSTANTS = {"true": True, "false": False}
+WORDS = re.compile(rf'"[^"]*"|\b({"|".join(keyword.kwlist)})\b')  # texts, and words of Python
 EXACT = ("add", "sub", "mul", "maximum", "minimum", "neg", "abs", "square", "where", "rearrange", "reshape", "detach", "slice", "concatenate", "max", "gather", "pick", "cumsum")  # of whole numbers
 
 
@@ -39,7 +41,7 @@ class Program:
 
     def operand_axes(self, _settings, path, rank):
         """How the first product that reads the tensor takes it: leading axes of matrices, axes of their rows, whether it sums over these."""
-        name = path.split("/")[1]
+        name = as_python(path.split("/")[1])
         calls = [node for text in (self.steps | {f"outputs/{key}": x for key, x in self.outputs.items()}).values()
                  for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Call) and node.func.id in ("product", "grouped_product")]
         for call in calls:
@@ -58,7 +60,12 @@ class Program:
     def lines(yaml, key):
         block = re.search(rf"^{key}:(?: \{{\}})?\n((?:  .*\n)*)", yaml, re.M)[1]
         found = re.findall(r"^  (\w+): (.*)$", block, re.M)
-        return {name: json.loads(text) if text.startswith('"') else text for name, text in found}
+        return {name: as_python(json.loads(text) if text.startswith('"') else text) for name, text in found}
+
+
+def as_python(expression):
+    """An expression whose names may be words of Python: in_ for in."""
+    return WORDS.sub(lambda found: found[0] + "_" if found[1] else found[0], expression)
 
 
 class Machine:
@@ -79,7 +86,7 @@ class Machine:
 
     def evaluate(self, node):
         if isinstance(node, ast.Name):
-            return self.named[node.id]
+            return self.named[node.id if node.id in self.named else node.id[:-1]]
         if isinstance(node, (ast.Constant, ast.UnaryOp)):
             number = Tensor("", np.asarray(ast.literal_eval(node), self.ar.float))
             number.exact = number.value == np.rint(number.value)
@@ -425,7 +432,7 @@ class Machine:
 
     def step_top_k(self, axes, x, lowest=False, above=-np.inf, ascending=False):  # of equal ones the lowest in any case
         best = np.argsort(-x.value, -1, kind="stable")[..., : self.p.sizes[axes[-1]]]
-        best = np.where(np.take_along_axis(x.value, best, -1) > above, best, -1)
+        best = np.where((np.take_along_axis(x.value, best, -1) > above) | (above == -np.inf), best, -1)
         if ascending:
             behind = x.value.shape[-1]
             best = np.sort(np.where(best < 0, behind, best), -1)
