@@ -1,6 +1,7 @@
 /* Steps that move numbers: another order of axes, parts of an axis and parts put behind each other, rows by their indices; and a
  * causal convolution. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -283,7 +284,8 @@ void graph_choose(const double *x, int64_t width, double *index, int64_t count, 
         for (int64_t i = 0; i < width; i++) {
             bool taken = false;
             for (int64_t j = 0; j < k; j++) taken |= index[j] == (double)i;
-            if (!taken && !(x[i] <= above) && (best < 0 || x[i] > x[best])) best = i;
+            const bool out = above > -INFINITY && x[i] <= above; /* without a bound an infinite score is one, too */
+            if (!taken && !out && (best < 0 || x[i] > x[best])) best = i;
         }
         index[k] = (double)best;
     }
