@@ -15,6 +15,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import older_glibc
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 BUILD = ROOT / "build" / "release"
@@ -23,6 +25,7 @@ SYSTEM = re.compile(r"(libc|libm|libdl|librt|libpthread|ld-linux-x86-64)\.so\.\d
 # What may go along, and under which licence. Nothing under the GPL alone: the wheel is Apache-2.0.
 LICENCES = {
     "libaec": "BSD-2-Clause",
+    "libassay_older_glibc": "Apache-2.0, functions of ours that glibc 2.28 lacks",
     "libcjson": "MIT",
     "libcrypto": "Apache-2.0",
     "libcurl": "Apache-2.0, a stand-in of ours without functions",
@@ -39,7 +42,7 @@ LICENCES = {
 }
 COMMON = {"libquadmath": "LGPL-2.1", "libgomp": "GPL-3"}  # texts that Debian's copyright files refer to
 NOTICE = """This package holds libassay and the program assay, under the Apache licence 2.0, into which Random123 (BSD-3-Clause) is compiled.
-In assay/libs it holds libraries of Debian, unchanged but for their names. Their licences lie beside this file.
+In assay/libs it holds libraries of Debian, unchanged but for their names and for the versions of glibc that they ask for. Their licences lie beside this file.
 
 """
 
@@ -54,8 +57,8 @@ def run(*command: str | Path) -> str:
 def build() -> tuple[Path, Path, dict[str, Path]]:
     """libassay.so, the program, and stand-ins of libraries by name."""
     run("cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release")
-    run("cmake", "--build", BUILD, "--target", "assay_python", "assay_no_curl", "assay")
-    stand_ins = {"libcurl.so.4": (BUILD / "python" / "libcurl.so.4").resolve()}
+    run("cmake", "--build", BUILD, "--target", "assay_python", "assay_no_curl", "assay_older_glibc", "assay")
+    stand_ins = {name: (BUILD / "python" / name).resolve() for name in ("libcurl.so.4", older_glibc.STAND_IN)}
     return BUILD / "python" / "libassay.so", BUILD / "harness" / "assay", stand_ins
 
 
@@ -70,12 +73,6 @@ def found(library: Path) -> dict[str, Path]:
     return {name: Path(path).resolve() for name, path in pairs}
 
 
-def glibc(library: Path) -> tuple[int, int]:
-    """The version that its symbols need."""
-    versions = re.findall(r"GLIBC_(\d+)\.(\d+)", run("objdump", "-T", library))
-    return max(((int(major), int(minor)) for major, minor in versions), default=(2, 17))
-
-
 def bundle(library: Path, program: Path, stand_ins: dict[str, Path], package: Path) -> dict[str, Path]:
     """Puts libassay.so and bin/assay into the package and what they need into its libs/, each under a name of its own, so that
     the same library of another package in the process is not taken for it. Returns where each came from."""
@@ -88,8 +85,11 @@ def bundle(library: Path, program: Path, stand_ins: dict[str, Path], package: Pa
         run("strip", "--strip-unneeded", copy)
     names: dict[str, str] = {}  # soname: name in the wheel
     waiting = list(ours)
+    glibc = [paths["libc.so.6"], paths["libm.so.6"]]
     while waiting:
         library = waiting.pop()
+        for soname in older_glibc.lower(library, glibc, stand_ins[older_glibc.STAND_IN]):
+            run("patchelf", "--add-needed", soname, library)
         for soname in needed(library):
             if soname not in names:
                 stem, rest = soname.split(".so", 1)
@@ -173,7 +173,7 @@ def make(wheel_directory: Path) -> Path:
         sources = bundle(*build(), tree / "assay")
         package = tree / "assay"
         libraries = [package / "libassay.so", package / "bin" / "assay", *sorted((package / "libs").iterdir())]
-        major, minor = max(map(glibc, libraries))
+        major, minor = max(older_glibc.NEWEST, *map(older_glibc.needs, libraries))
         tag = f"py3-none-manylinux_{major}_{minor}_x86_64"
         info = tree / f"assay-{version()}.dist-info"
         info.mkdir()

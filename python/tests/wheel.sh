@@ -16,7 +16,7 @@ complain() {
 /usr/bin/python3 "$root/python/wheel_backend.py" "$work/again" >/dev/null
 wheel=$(echo "$work"/dist/assay-*-py3-none-manylinux_*_x86_64.whl)
 cmp "$wheel" "$work/again/${wheel##*/}" || complain "a second build gives other bytes"
-[[ $wheel == *manylinux_2_34_x86_64.whl ]] || complain "another glibc than 2.34 is asked for: ${wheel##*/}"
+[[ $wheel == *manylinux_2_28_x86_64.whl ]] || complain "another glibc than 2.28 is asked for: ${wheel##*/}"
 [ "$(ls "$work/dist")" = "${wheel##*/}" ] || complain "more than the wheel in dist: $(ls "$work/dist")"
 
 /usr/bin/python3 -m venv --system-site-packages "$work/env"
@@ -25,10 +25,14 @@ package=$(cd "$work" && env/bin/python -c 'import assay; print(assay.__path__[0]
 [[ $package == $work/env/* ]] || complain "assay is $package"
 (cd "$package" && ldd libassay.so bin/assay libs/*) >"$work/ldd"
 ! grep -q "not found" "$work/ldd" || complain "$(grep "not found" "$work/ldd")"
-outside=$(grep -o '=> /[^ ]*' "$work/ldd" | grep -vE "$package/(\./|bin/\.\./)?libs/" | grep -vE '/(libc|libm)\.so\.6$' || true)
+outside=$(grep -o '=> /[^ ]*' "$work/ldd" | grep -vE "$package/(\./|bin/\.\./)?libs/" | grep -vE '/(libc|libm|libdl|libpthread)\.so\.[0-9]$' || true)
 [ -z "$outside" ] || complain "libraries of the system are taken: $outside"
 ! ls "$package/libs" | grep -iE 'blas|curl-gnutls' || complain "a library that must not be there"
 ! nm -D --defined-only "$package/libassay.so" | grep -v ' assay_test_' || complain "other functions than assay_test_*"
+(cd "$package" && objdump -pT libassay.so bin/assay libs/*) >"$work/versions" # every one, apart from the code that made the tag
+newer=$(grep -oE 'GLIBC_(2\.(29|[3-9][0-9])|[3-9]).*' "$work/versions" || true)
+[ -z "$newer" ] || complain "newer than glibc 2.28: $newer"
+grep -q GLIBC_2.2.5 "$work/versions" || complain "objdump shows no versions"
 licences=$(echo "$package"/../assay-*.dist-info/licenses)
 for library in "$package"/libs/*; do
   grep -q "^${library##*/}: " "$licences/NOTICE" || complain "NOTICE has nothing of ${library##*/}"
