@@ -32,18 +32,19 @@ typedef struct placing {
     double padding;
 } placing;
 
-/* Of rows that do not know each other; NULL: there are none. */
-static const char *axis_of(const assay_case *c)
+/* Why no rows of the case are without knowledge of each other; NULL: there are some. */
+static const char *coupled_by(const assay_case *c)
 {
     const assay_model_config *m = &c->config;
-    const bool dropping = m->capacity_factor > 0 || m->ragged_buffer_factor > 0;
     const int64_t shards =
         c->mesh_data * c->mesh_fsdp * c->mesh_expert * c->mesh_tensor * c->mesh_mlp_tensor * c->mesh_fsdp_transpose;
-    /* without pages, bytes and lists of rows count through all sequences */
-    const bool whole = m->cache_length > 0 && m->pagedattn_num_pages == 0 &&
-                       (m->use_indexer || strcmp(m->kv_cache_dtype.text, "auto") != 0);
-    if (dropping || shards > 1 || whole || c->program != NULL) return NULL;
-    return assay_operation_by_name(c->op)->by_token ? "S" : "B";
+    const bool by_bytes = m->use_indexer || strcmp(m->kv_cache_dtype.text, "auto") != 0;
+    if (c->program != NULL) return "a program names no axis of rows";
+    if (m->capacity_factor > 0 || m->ragged_buffer_factor > 0) return "rows are dropped, by what the others are";
+    if (shards > 1) return "each shard has rows of its own";
+    if (m->cache_length > 0 && m->pagedattn_num_pages == 0 && by_bytes)
+        return "lists and bytes in a cache without pages count through all sequences";
+    return NULL;
 }
 
 static int64_t rows_of(const assay_case *c, const char *axis)
@@ -76,7 +77,7 @@ static void copy(const assay_tensor *from, int64_t a, assay_tensor *to, int64_t 
 }
 
 /* The case's own numbers where they are to stand. The others' whole numbers are the same: they read the same pages. False: the
- * tensor is another one. */
+ * tensor has another size, and no rows. */
 static bool place(const placing *p, int64_t rows, const assay_tensor *from, assay_tensor *to)
 {
     int64_t outer, inner;
@@ -97,8 +98,8 @@ static bool place(const placing *p, int64_t rows, const assay_tensor *from, assa
     return true;
 }
 
-/* *fits is false where a case of another size has no meaning, as its inputs are of this one. */
-static assay_status resize(assay_context *ctx, const assay_form *one, const placing *p, assay_form *form, bool *fits)
+/* BAD_INPUT where a case of another size has no meaning, as its inputs are of this one. */
+static assay_status resize(assay_context *ctx, const assay_form *one, const placing *p, assay_form *form)
 {
     static char none[] = "none";
     static char *nothing[] = {none};
@@ -119,24 +120,28 @@ static assay_status resize(assay_context *ctx, const assay_form *one, const plac
         const double first = rule->fill.mean + rule->fill.scale * rule->fill.values[0];
         form->c.inputs[rule - form->c.inputs].fill = (assay_fill){.distribution = ASSAY_CONSTANT, .mean = first};
     }
+    for (int i = 0; i < one->c.input_count; i++) form->c.inputs[i].tail_nan_rows = 0; /* the case's own are copied */
     assay_model_config *m = &form->c.config;
     const int64_t each =
         m->pagedattn_max_pages_per_group > 0 ? m->pagedattn_max_pages_per_group : m->pagedattn_num_pages;
     /* a list may name a row behind the last page, which is none */
-    if (m->pagedattn_num_pages > 0 && !m->use_indexer) m->pagedattn_num_pages += each * (p->total + 1);
+    if (resized && m->pagedattn_num_pages > 0 && !m->use_indexer) m->pagedattn_num_pages += each * (p->total + 1);
     form->c.profiles = (assay_text_list){nothing, 1};
-    assay_status status = assay_plan_make(ctx, &form->plan, &form->c);
-    if (status == ASSAY_OK) status = assay_inputs_open(ctx, &inputs, &form->c, &form->plan.list, NULL);
+    MUST(assay_plan_make(ctx, &form->plan, &form->c));
+    MUST(assay_inputs_open(ctx, &inputs, &form->c, &form->plan.list, NULL));
+    if (form->plan.elements > MOST_ELEMENTS)
+        return assay_refuse(ctx, "%lld numbers, of which at most %d are tried", (long long)form->plan.elements,
+                            MOST_ELEMENTS);
     const assay_source drawn = assay_inputs_source(&inputs);
-    if (status == ASSAY_OK && form->plan.elements > MOST_ELEMENTS) status = ASSAY_BAD_INPUT;
-    if (status == ASSAY_OK) status = assay_plan_tensors(ctx, &form->results, &form->plan, &drawn);
-    *fits = status == ASSAY_OK;
-    for (int i = 0; *fits && i < form->results.count; i++) {
+    MUST(assay_plan_tensors(ctx, &form->results, &form->plan, &drawn));
+    for (int i = 0; i < form->results.count; i++) {
         assay_tensor *to = &form->results.items[i];
         const assay_tensor *from = assay_tensor_set_find(&one->results, to->spec.path);
-        if (assay_role_is_input(to->spec.role)) *fits = from != NULL && place(p, rows_of(&one->c, p->axis), from, to);
+        if (!assay_role_is_input(to->spec.role)) continue;
+        if (from == NULL || !place(p, rows_of(&one->c, p->axis), from, to))
+            return assay_refuse(ctx, "%s has another size, and no axis %s of rows", to->spec.path, p->axis);
     }
-    return status == ASSAY_BAD_INPUT ? ASSAY_OK : status;
+    return ASSAY_OK;
 }
 
 /* What is asked of whom. */
@@ -165,7 +170,7 @@ static void compare(const asking *a, const placing *p, const assay_tensor *from,
     const int64_t rows = by_rows ? a->rows : 1, kept = by_rows ? p->kept : 1, total = by_rows ? p->total : 1;
     const assay_dtype storage = assay_profile_type_of(a->options->profile, &from->spec);
     const double unit = assay_dtype_unit_roundoff(storage), tiny = 0.5 * assay_dtype_least_subnormal(storage);
-    assay_company_result found = {.applies = true, .rows = outer * kept, .fewer = -1};
+    assay_company_result found = {.rows = outer * kept, .fewer = -1};
     for (int64_t k = 0; k < outer * kept; k++) {
         const int64_t source = by_rows ? source_of(p, k % kept) : 0;
         const int64_t x_at = (k / kept * rows + source) * inner;
@@ -190,19 +195,23 @@ static void compare(const asking *a, const placing *p, const assay_tensor *from,
     r->grade = worst;
 }
 
+static const assay_company_result no_result = {.why = "no result has rows that do not know each other", .fewer = -1};
+
 /* The rows in this company. */
 static assay_status try_placing(assay_context *ctx, const asking *a, const placing *p, assay_company_result *r)
 {
     OWNED_BY(assay_form_free) assay_form form = {0};
-    bool fits;
     char threads[16] = "";
     const char *own = getenv("OMP_NUM_THREADS");
-    MUST(resize(ctx, a->one, p, &form, &fits));
-    if (!fits) return ASSAY_OK;
+    assay_status status = resize(ctx, a->one, p, &form);
     snprintf(threads, sizeof threads, "%s", own == NULL ? "" : own);
     if (a->again) setenv("OMP_NUM_THREADS", strcmp(threads, "3") == 0 ? "2" : "3", 1);
-    const assay_status status = assay_backend_form_results(ctx, a->options, &form, a->what, a->end);
+    if (status == ASSAY_OK) status = assay_backend_form_results(ctx, a->options, &form, a->what, a->end);
     if (a->again) own == NULL ? unsetenv("OMP_NUM_THREADS") : setenv("OMP_NUM_THREADS", threads, 1);
+    if (status == ASSAY_BAD_INPUT) {
+        snprintf(r->why, sizeof r->why, "%s", ctx->message);
+        return ASSAY_OK;
+    }
     MUST(status);
     for (int i = 0; a->end->outcome == ASSAY_OUTCOME_DONE && i < a->one->plan.spec_count; i++) {
         const assay_tensor_spec *spec = &a->one->plan.specs[i];
@@ -219,7 +228,7 @@ static assay_status try_among(assay_context *ctx, const asking *a, int64_t other
 {
     const int64_t total = others + 1, kept = a->rows < total ? a->rows : total;
     const placing p = {.axis = a->axis, .total = total, .kept = kept, .at = (total - kept) / 2};
-    *r = (assay_company_result){.fewer = -1};
+    *r = no_result;
     const assay_status status = try_placing(ctx, a, &p, r);
     r->others = others;
     return status;
@@ -231,8 +240,10 @@ static assay_status try_others(assay_context *ctx, const asking *a, assay_compan
     static const int64_t others[] = {0, 1, 7, 64, 257};
     int64_t fewer = -1;
     for (size_t i = 0; r->wrong == 0 && i < sizeof others / sizeof *others; i++) {
+        assay_company_result found;
         if (i > 0) fewer = others[i - 1];
-        MUST(try_among(ctx, a, others[i], r));
+        MUST(try_among(ctx, a, others[i], &found));
+        if (found.why[0] == '\0' || r->why[0] != '\0') *r = found; /* more may be too many */
         if (a->end->outcome != ASSAY_OUTCOME_DONE) return ASSAY_OK;
     }
     while (r->wrong > 0 && fewer >= 0 && r->others - fewer > 1) {
@@ -249,19 +260,26 @@ static assay_status try_others(assay_context *ctx, const asking *a, assay_compan
 assay_status assay_company_check(assay_context *ctx, const assay_backend_check_options *options, const assay_form *one,
                                  const assay_company *company, assay_backend_end *end, assay_company_result *r)
 {
-    const char *axis = axis_of(&one->c);
-    int64_t elements = 0;
-    *r = (assay_company_result){.fewer = -1};
-    if (axis == NULL) return ASSAY_OK;
-    for (int i = 0; i < one->results.count; i++) elements += one->results.items[i].count;
+    const bool again = company->how == ASSAY_COMPANY_AGAIN;
+    const char *why = coupled_by(&one->c), *axis = assay_operation_by_name(one->c.op)->by_token ? "S" : "B";
+    if (again && why != NULL) why = NULL, axis = "";
     const int64_t rows = rows_of(&one->c, axis), half = rows / 2;
+    int64_t elements = 0;
+    *r = no_result;
+    if (why == NULL && rows < 2 && (company->how == ASSAY_COMPANY_ORDER || company->how == ASSAY_COMPANY_CHUNKS))
+        why = "it has one row";
+    if (why != NULL) {
+        snprintf(r->why, sizeof r->why, "%s", why);
+        return ASSAY_OK;
+    }
+    for (int i = 0; i < one->results.count; i++) elements += one->results.items[i].count;
     asking a = {.options = options,
                 .one = one,
                 .what = company->name,
                 .axis = axis,
                 .rows = rows,
                 .quantile = assay_thresholds_of(options->false_alarm, elements, 1, 0).element,
-                .again = company->how == ASSAY_COMPANY_AGAIN,
+                .again = again,
                 .end = end};
     for (int i = 0; i < one->results.count; i++) {
         const assay_tensor_spec *spec = &one->results.items[i].spec;
@@ -270,19 +288,18 @@ assay_status assay_company_check(assay_context *ctx, const assay_backend_check_o
     }
     placing p = {.axis = axis, .total = rows, .kept = rows, .reversed = company->how == ASSAY_COMPANY_ORDER};
     if (company->how == ASSAY_COMPANY_OTHERS) return try_others(ctx, &a, r);
-    if ((company->how == ASSAY_COMPANY_ORDER || company->how == ASSAY_COMPANY_CHUNKS) && rows < 2) return ASSAY_OK;
     if (company->how == ASSAY_COMPANY_CHUNKS) {
         p.total = p.kept = half;
         MUST(try_placing(ctx, &a, &p, r));
-        if (r->wrong > 0 || end->outcome != ASSAY_OUTCOME_DONE) return ASSAY_OK;
+        if (r->wrong > 0 || r->why[0] != '\0' || end->outcome != ASSAY_OUTCOME_DONE) return ASSAY_OK;
         p = (placing){.axis = axis, .total = rows - half, .from = half, .kept = rows - half};
     }
     p.pads = company->how == ASSAY_COMPANY_PAD;
     p.padding = NAN;
     if (p.pads) p.total += PADDING;
-    assay_status status = try_placing(ctx, &a, &p, r);
+    MUST(try_placing(ctx, &a, &p, r));
     p.padding = 1e4;
-    if (status == ASSAY_BAD_INPUT && p.pads) status = try_placing(ctx, &a, &p, r);
+    if (p.pads && r->why[0] != '\0') MUST(try_placing(ctx, &a, &p, r));
     r->others = PADDING;
-    return status;
+    return ASSAY_OK;
 }

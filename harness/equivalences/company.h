@@ -27,7 +27,7 @@ extern const assay_company assay_companies[]; /* ends with a NULL name */
 
 /* The first tensor of the data flow that differs. */
 typedef struct assay_company_result {
-    bool applies;
+    char why[ASSAY_MESSAGE_SIZE]; /* the case is passed over; empty: not */
     assay_company_grade grade;
     char path[ASSAY_PATH_SIZE];
     int64_t rows, wrong, first; /* compared, those that differ, and the first of these */

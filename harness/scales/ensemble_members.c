@@ -182,9 +182,12 @@ assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const ass
     precision = assay_case_precision(e->plan->c, e->plan->less);
     precision.form = member->precision->form;
     less.precision = strcmp(precision.name, member->precision->name) == 0 ? member->precision : &precision;
+    /* to nearest both would round alike; but one may store what the other keeps */
+    if (member->nearest)
+        return run(ctx, e, less.precision->storage > member->precision->storage ? &less : member, "", 0);
     /* forms of kernels go by the number: the two have all pairs of them */
     MUST(run(ctx, e, &less, "less", (5 * member->number + member->number / 8 + 1) % ASSAY_MOST_MEMBERS));
-    if (!member->nearest) store(e, member);
+    store(e, member);
     e->subtracts = true;
     return run(ctx, e, member, "ensemble", member->number);
 }

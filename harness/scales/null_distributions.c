@@ -359,6 +359,11 @@ assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, cons
     MUST(start(ctx, t, &f, &pass));
     add_results(t, &f, t->errors, &pass);
     take_in(&f, &pass, t->null);
+    for (int s = 0; e->plan->less != NULL && s < ASSAY_STATISTICS; s++) { /* A less B is as right as B less A */
+        if (assay_statistic_is_size(s)) continue;
+        t->null->low[s] = fmin(t->null->low[s], -t->null->high[s]);
+        t->null->high[s] = fmax(t->null->high[s], -t->null->low[s]);
+    }
     if (e->plan->precisions[p].form == ASSAY_FORM_INACCURATE)
         t->null->low[ASSAY_STATISTIC_SIZE] = fmin(t->null->least_size, t->null->high[ASSAY_STATISTIC_SIZE]);
     for (int s = 0; s < ASSAY_STATISTICS; s++) {

@@ -87,7 +87,7 @@ class Evaluation:
                 lines.append(f"  trial {number}: {trial.what}, {trial.fill}, seed {trial.seed}\n    {wrong[1].verdict} with {wrong[0]}: {wrong[1].message}")
         if len(self.trials) < self.asked:
             lines.append(f"  the other {self.asked - len(self.trials)} did not run")
-        return "\n".join(lines + [f"  its log: {line}" for line in self.log.splitlines()[-5:]])
+        return "\n".join(lines + [f"  its log: {line}" for line in self.log.splitlines()[-5:] if line.strip()])
 
     @property
     def json(self) -> dict[str, Any]:

@@ -1711,6 +1711,10 @@ class Program:
 
     def path_of(self, name: str) -> str:
         """Of a result of the function; whole numbers that were chosen stand apart."""
+        own = re.findall(r"^  (\w+):", self.yaml.partition("\noutputs:\n")[2], re.M)
+        if name in ("y", "y0") and name not in (*own, *self._choices):
+            theirs = "one tensor" if own == ["y"] else "several: " + ", ".join([*own, *self._choices])
+            raise lib.BadInput(f"the kernel gives {'one tensor' if name == 'y' else 'a tuple or a list'}, and the reference {theirs}")
         return self._choices.get(name, f"outputs/{name}")
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 import sys
+import warnings
 from typing import AbstractSet as Set
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
@@ -1349,8 +1350,10 @@ def plainly() -> Iterator[None]:
     library: Any = torch
     plain = hasattr(torch.nn, "attention")  # since PyTorch 2.3
     attention = library.nn.attention.sdpa_kernel(library.nn.attention.SDPBackend.MATH) if plain else contextlib.nullcontext()
-    with library.inference_mode(False), torch.enable_grad(), attention, library.backends.mkldnn.flags(enabled=False):
-        yield
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "TF32 acceleration on top of oneDNN")  # what flags() says, of GPUs
+        with library.inference_mode(False), torch.enable_grad(), attention, library.backends.mkldnn.flags(enabled=False):
+            yield
 
 
 def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any], weights: set[str],

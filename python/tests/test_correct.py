@@ -89,6 +89,23 @@ def test_a_module_with_names_of_its_own():
         assay.assert_correct(lambda input: reference(input), reference, torch.ones(5, 8), precision="bf16")
 
 
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_errors_to_one_side_in_float32_are_no_fault(approximate):
+    def reference(x):
+        return torch.nn.functional.gelu(x, approximate=approximate)
+
+    for scale in (1.0, 2.0**-9):  # where all errors of PyTorch's own erf and tanh have one sign
+        report = assay.assert_correct(reference, reference, {"x": torch.ones(64, 300)}, precision="f32", gradients=False, fills={"x": {"scale": scale}})
+        assert report.verdict == "PASS"
+
+
+def test_a_list_for_a_tensor_is_said():
+    with pytest.raises(assay.BadInput, match="the kernel gives a tuple or a list, and the reference one tensor"):
+        assay.assert_correct(lambda x: [x * 2], lambda x: x * 2, {"x": torch.ones(3, 4)}, gradients=False)
+    with pytest.raises(assay.BadInput, match="the kernel gives one tensor, and the reference several: y0, y1"):
+        assay.assert_correct(lambda x: x * 2, lambda x: (x * 2, x + 1), {"x": torch.ones(3, 4)}, gradients=False)
+
+
 def test_without_gradients():
     with torch.no_grad():
         assay.assert_correct(lambda *given: kernel(*given).detach(), reference, EXAMPLE, precision="bf16", gradients=False)
