@@ -161,6 +161,12 @@ class Case:
             if path.startswith(folders) and (names is None or path.split("/")[1] in names)
         }
 
+    def numbers(self, *folders: str) -> dict[str, np.ndarray[Any, Any]]:
+        """In float64, whatever their types; whole numbers as they are."""
+        views = {path: _tensors.view(self._open(), tensor) for path, tensor in given(self._open()) if path.startswith(folders)}
+        arrays = {path: _tensors.to_float32(array, type) if type in _tensors.NARROW else array for path, (array, type) in views.items()}
+        return {path: array.astype(np.float64 if array.dtype.kind == "f" else array.dtype) for path, array in arrays.items()}
+
     def inputs(self, module: Any = np, device: Any = None, requires_grad: bool = False) -> dict[str, Any]:
         """Inputs and weights by path ("inputs/x", "weights/wo"), in the type of the case's grid; `module` is torch, jax or numpy, or
         the name of one.

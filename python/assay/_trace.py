@@ -43,6 +43,8 @@ FOLDED: dict[str, Callable[..., float]] = {"add": operator.add, "sub": operator.
 EXACT = ("float", "less", "equal", "add", "sub", "mul", "maximum", "minimum", "neg", "abs", "square", "where", "rearrange", "reshape", "slice", "concatenate", "max", "gather", "pick", "cumsum", "floor_div", "mod")
 JUMPS = ("floor", "round", "above")  #: whole numbers of others: a kernel's errors may carry a number over the edge
 REPEATS = ("add", "sub", "mul", "div", "maximum", "minimum", "where", "rearrange")
+#: What PyTorch says of a function that has no gradients: it writes over what they need, or has an operator without.
+NO_GRADIENT = ("needed for gradient computation has been modified by an inplace operation", "is not implemented")
 CODES = ("float8_e4m3fn", "float8_e5m2")  #: types of results that are judged as codes
 LETTERS = "TDHNKFEBSRPVCGMJLQUWXYZIAO" + string.ascii_lowercase
 
@@ -164,9 +166,9 @@ def by_places(array: "np.ndarray[Any, Any]") -> "tuple[np.ndarray[Any, Any], np.
 
 
 class Tracer:
-    def __init__(self, name: str, function: Callable[..., Any], casts: bool = False, gradients: bool = True) -> None:
+    def __init__(self, name: str, function: Callable[..., Any], casts: str = "drop", gradients: bool = True) -> None:
         self.name, self.function = name, function
-        self.casts, self.gradients = casts, gradients  #: casts: what rounds is a step; gradients: what stops them is
+        self.casts, self.gradients = casts, gradients  #: casts: "keep": all that round are steps; gradients: what stops them is
         self.stores = False  #: sums in gradients of what is repeated are stored as they grow, as JAX has them on processors
         self.place = place_of(function)  #: file and line of what is recorded
         self.inputs: list[tuple[str, Value, np.ndarray[Any, Any] | str | None]] = []  #: whole numbers: those of the example, or their text
@@ -180,6 +182,7 @@ class Tracer:
         self.choices: dict[str, Value] = {}  #: results of the function that are choices
         self.types: dict[str, str] = {}  #: of its results that are fp8
         self.floats: dict[str, np.ndarray[Any, Any]] = {}  #: constants that are no whole numbers, by their names
+        self.narrowed: set[str] = set()  #: arguments whose gradient would go through a cast to fp8, which frameworks round and kernels pass
         self.places: list[Value] = []  #: 0, 1, ..
         self.far = FAR  #: of float16 its own lowest
         self.stored: list[str] = []  #: lines whose sums are stored as they grow
@@ -501,6 +504,25 @@ class Tracer:
             return self.together(step, [a, b])
         quotient = self.jump("floor", self.together("div", [a, self.numbers(b)]))
         return quotient if step == "floor_div" else self.together("sub", [a, self.together("mul", [quotient, b])])
+
+    def bits(self, how: str, x: Value, by: "np.ndarray[Any, Any]", rank: int) -> Value:
+        """Of whole numbers those below 2^n - 1 ("and"), or a shift ("left", "right"), by a constant of one dimension at most; in a tensor of that rank."""
+        by = by.reshape([1] * (rank - by.ndim) + list(by.shape))
+        x = self.numbers(x)
+        x = x.seen([*[()] * (rank - len(x.dims)), *x.dims])
+        wide = [i for i, n in enumerate(by.shape) if n > 1]
+        if len(wide) > 1 or by.size > 64:
+            raise lib.BadInput("bits by a table, expected one of one dimension and at most 64 numbers")
+        if wide:
+            place = wide[0]
+            parts = [self.slice(x, place, i, i + 1) if x.dims[place] else x for i in range(by.size)]
+            return self.concatenate([self.bits(how, part, by.take([i], place), rank) for i, part in enumerate(parts)], place)
+        n = int(by.flat[0])
+        if n < 0 or (how == "and" and n & (n + 1)):
+            raise lib.BadInput(f"the bits of whole numbers by {n}, expected 2^n - 1, or a shift")
+        if how == "left":
+            return self.together("mul", [x, self.number(2**n)])
+        return self.divided("mod", x, self.number(n + 1)) if how == "and" else self.divided("floor_div", x, self.number(2**n))
 
     def truth(self, v: Value) -> Value:
         """Whether it is not 0, as numbers that are 0 or 1."""
@@ -1037,9 +1059,9 @@ class Tracer:
         if x.step is None and x.flows and x.axes and MOST >= size_of(x.axes):
             self.distinct[id(x.core)] = 0
 
-    def note(self, v: Value, fill: Mapping[str, Any]) -> str:
+    def note(self, name: str, v: Value, fill: Mapping[str, Any]) -> str:
         over = [n for n in self.compared.get(id(v.core), ()) if n < 0 and not fill]
-        return f"  # a quarter of them is {over[-1]}" if over else ""
+        return f"  # a quarter of them is {over[-1]}" if over else "  # no gradient: a cast to fp8 is on its way" if name in self.narrowed else ""
 
     def scatter_add(self, x: Value, index: Value, size: int) -> Value:
         """Rows of x, whose first dimensions are those of the index, added up by their index."""
@@ -1295,6 +1317,14 @@ class Tracer:
             raise lib.BadInput(refused)
         return [step for step in self.steps if id(step) in found]
 
+    def behind_narrow_casts(self) -> set[str]:
+        """The arguments that numbers of fp8 are made of."""
+        read: set[int] = set()
+        for step in reversed(self.steps):
+            if step.base == "cast" or id(step) in read:
+                read |= {id(v.core if v.step is None else v.step) for v in step.reads if v.flows}
+        return {path.split("/")[1] for path, v, _ in self.inputs if id(v.core) in read}
+
     def put_constants(self, outputs: Sequence[tuple[str, Value]]) -> None:
         """Those that are read have the first names."""
         read = {id(v.core) for v in [*(v for s in self.steps for v in s.reads), *(v for _, v in outputs)]}
@@ -1373,6 +1403,7 @@ class Tracer:
     def yaml(self, outputs: Sequence[tuple[str, Value]], hints: Mapping[str, str], fills: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[str], dict[int, tuple[str, int]]]:
         """The lines of the case file, the steps that stay in registers, and of which line of the function each line is."""
         self.steps = self.live(outputs)
+        self.narrowed = self.behind_narrow_casts() if self.casts == "drop" else set()
         self.put_constants(outputs)
         self.floats = {self.called[i]: array for i, (array, made) in enumerate(self.constants) if array.dtype.kind == "f" and any(v.core is made.core for _, v, _ in self.inputs)}
         fills = {**fills, **{name: {"values": array.flatten().tolist()} for name, array in self.floats.items()}}
@@ -1395,7 +1426,7 @@ class Tracer:
                  "sizes: {" + ", ".join(f"{r.letter}: {r.size}" for r in used if r.letter in letters) + "}"]
         for folder in ("inputs", "weights"):
             block = [f"  {path.split('/')[1]}: {{axes: [{', '.join(self.letters(v.axes))}]{', integers: ' + self.range_of(v, i) if i is not None else ''}"
-                     f"{''.join(f', {key}: {json.dumps(value)}' for key, value in self.fill_of(v, i, fills.get(path.split('/')[1], {})).items())}}}{self.note(v, fills.get(path.split('/')[1], {}))}"
+                     f"{''.join(f', {key}: {json.dumps(value)}' for key, value in self.fill_of(v, i, fills.get(path.split('/')[1], {})).items())}}}{self.note(path.split('/')[1], v, fills.get(path.split('/')[1], {}))}"
                      for path, v, i in self.inputs if path.startswith(folder)]
             lines += [f"{folder}:" + ("" if block else " {}")] + block
         places = {len(lines) + 2 + i: step.place for i, step in enumerate(kept)}
@@ -1741,6 +1772,8 @@ class Program:
 
     def said(self, why: str, path: str) -> str:
         """With the function's line, in place of one of a file that nobody wrote."""
+        if "emulated correct runs overflow" in why:
+            why += '; a kernel may store what is on the way: fused="all" says that it does not'
         match = re.match(rf"{re.escape(path)}(?::(\d+))?(?::\d+)?: ", why)
         if match is None:
             return why
@@ -1951,8 +1984,8 @@ def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] 
     `weights` are those of them that are no inputs. `axes` gives axes their letters: {"x": "TD"}; the others get letters that are free. `integers`
     says how many indices there are for an argument that holds some: {"target": 1000}; else they are those from its least to its largest one. `fills` says how
     arguments are filled: {"bias": {"scale": 0.1}, "gate": {"distribution": "uniform", "low": -1, "high": 0}}. `types` says which type an argument comes in, and a result is kept
-    in: {"loss": "float32"}; a result of fp8 is judged as codes. ``casts="keep"``: a cast to
-    a type of fewer bits is a rounding that the function means, and a step; else casts are dropped. The function then runs once more, in float64 on the
+    in: {"loss": "float32"}; a result of fp8 is judged as codes. A cast to fp8 is a step, and what goes through
+    it alone has no gradient: frameworks round that, too, and kernels let it pass. ``casts="keep"``: each cast to fewer bits is a step, which gradients pass; else the others are dropped. The function then runs once more, in float64 on the
     numbers that a case draws, and its results and its own gradients are held against the program's: ``check=False`` leaves that out. Other keywords are keys of the case: dtype, seed, checkpoints. What a program cannot have is refused with the line of the function.
     """
     if casts not in ("drop", "keep"):
@@ -1967,7 +2000,7 @@ def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] 
     title = name or "traced/" + getattr(function, "__name__", "function").strip("<>")
 
     def recorded(gradients: bool) -> tuple[Tracer, list[tuple[str, Value]]]:
-        tracer = Tracer(title, function, casts == "keep", gradients)
+        tracer = Tracer(title, function, casts, gradients)
         tracer.far = -65504.0 if settings.get("dtype") == "float16" else FAR
         try:
             return tracer, framework.record(tracer, function, dict(example), set(weights), integers or {})
@@ -1991,12 +2024,14 @@ def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] 
         settings = {"gradients": "none", **settings}
     if not outputs:
         raise lib.BadInput(f"{tracer.at}: all results are a choice, expected one that is computed of it, too: the numbers that were chosen, say")
-    dtypes = typed(tracer, [name for name, _ in outputs], {**tracer.types, **(types or {})})
+    own_types = {path.split("/")[1]: type for path, _, _ in tracer.inputs for type in [types_of(example).get(path.split("/")[1])] if type is not None}
+    dtypes = typed(tracer, [name for name, _ in outputs], {**own_types, **tracer.types, **(types or {})})
     lines, fused, places = tracer.yaml(outputs, axes or {}, fills or {})
     choices = {name: f"routing/{value.step.name}/top_k" for name, value in tracer.choices.items() if value.step is not None}
-    if tracer.floats:  # in full, and without gradients
-        dtypes.update({"inputs/" + name: "float64" for name in tracer.floats})
-        settings.setdefault("gradients", [path for path, v, integers in tracer.inputs if integers is None and path.split("/")[1] not in tracer.floats] or "none")
+    dtypes.update({"inputs/" + name: "float64" for name in tracer.floats})  # in full, and without gradients
+    if tracer.floats or tracer.narrowed:
+        without = {*tracer.floats, *tracer.narrowed}
+        settings.setdefault("gradients", [path for path, v, integers in tracer.inputs if integers is None and path.split("/")[1] not in without] or "none")
     if dtypes:
         settings["dtypes"] = {**dtypes, **settings.get("dtypes", {})}
     if tracer.stored:
@@ -2008,10 +2043,9 @@ def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] 
     def program(keys: Mapping[str, Any]) -> Program:
         return Program("\n".join(lines + [f"{key}: {as_json(key, value)}" for key, value in keys.items()]) + "\n", place_of(function), places, choices)
 
-    rounds = any(step.base == "cast" for step in tracer.steps)
     if check and not tracer.stands_alone:
-        evaluate = functools.partial(framework.evaluate, casts=rounds, **({"tables": {np.sort(array, None).tobytes() for array in tracer.floats.values()}} if library == "torch" else {}))
-        rounded = {f"outputs/{name}": functools.partial(framework.rounded, type=type) for name, type in tracer.types.items() if rounds}
+        evaluate = functools.partial(framework.evaluate, casts=casts, **({"tables": {np.sort(array, None).tobytes() for array in tracer.floats.values()}} if library == "torch" else {}))
+        rounded = {f"outputs/{name}": functools.partial(framework.rounded, type=type) for name, type in tracer.types.items()}
         try:
             held(evaluate, function, example, program({key: settings[key] for key in ("seed", "gradients", "dtypes") if key in settings}), rounded)
         except lib.BadInput as why:
@@ -2020,11 +2054,18 @@ def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] 
                 lines[:] = [next((line.replace("]}", f"], {text}}}") for name, text in above.items() if line.startswith(f"  {name}: {{axes:")), line) for line in lines]
                 held(evaluate, function, example, program({key: settings[key] for key in ("seed", "gradients", "dtypes") if key in settings}), rounded)
                 return program(settings)
-            if settings.get("gradients") == "none" or "needed for gradient computation has been modified by an inplace operation" not in str(why):
+            if settings.get("gradients") == "none" or not any(text in str(why) for text in NO_GRADIENT):
                 raise
-            settings["gradients"] = "none"  # PyTorch has none of a function that writes over what a gradient needs
+            settings["gradients"] = "none"
             held(evaluate, function, example, program({key: settings[key] for key in ("seed", "gradients", "dtypes") if key in settings}), rounded)
     return program(settings)
+
+
+def types_of(example: Mapping[str, Any]) -> dict[str, str]:
+    """Of arguments that the example has in fp8, and in float32 beside narrower ones."""
+    kinds = {name: str(getattr(x, "dtype", "")).split(".")[-1] for name, x in example.items()}
+    mixed = any(kind in ("bfloat16", "float16", *CODES) for kind in kinds.values())
+    return {name: kind for name, kind in kinds.items() if kind in CODES or (mixed and kind == "float32")}
 
 
 def typed(tracer: Tracer, outputs: Sequence[str], types: Mapping[str, str]) -> dict[str, str]:
@@ -2082,8 +2123,8 @@ def held(evaluate: Callable[..., Any], function: Callable[..., Any], example: Ma
     except lib.BadInput as why:
         raise lib.BadInput(program.said(str(why), "case")) from None
     given = {name: numbers_of(x) for name, x in example.items()}
-    given.update({path.split("/")[1]: array for path, array in made.inputs().items()})
-    cotangents = {path.split("/")[1]: array for path, array in made.cotangents().items()}
+    given.update({path.split("/")[1]: array for path, array in made.numbers("inputs/", "weights/").items()})
+    cotangents = {path.split("/")[1]: array for path, array in made.numbers("cotangents/").items()}
     folders = {path.split("/")[1]: path.split("/")[0] for path in made.inputs()}
 
     def results(kinks: bool = False) -> tuple[dict[str, Any], set[str]]:

@@ -35,9 +35,9 @@ NAMED_STEP.def_abstract_eval(lambda *given, step, parameters: jax.core.ShapedArr
 Known = Union[Value, "np.ndarray[Any, Any]", "Joined"]
 
 
-def rounds(given: Any, to: Any) -> bool:
-    """Whether a cast loses anything."""
-    if not (jax.numpy.issubdtype(given, np.floating) and jax.numpy.issubdtype(to, np.floating)):
+def rounds(given: Any, to: Any, casts: str) -> bool:
+    """Whether a cast is one that loses something and counts: one to a byte does, others if casts are kept."""
+    if not (jax.numpy.issubdtype(given, np.floating) and jax.numpy.issubdtype(to, np.floating) and (casts == "keep" or to.itemsize == 1)):
         return False
     before, after = jax.numpy.finfo(given), jax.numpy.finfo(to)
     return bool(after.eps > before.eps or after.max < before.max)
@@ -210,13 +210,27 @@ class Walk:
 
     def masks(self, name: str, eqn: Any, given: Sequence[Known]) -> Value:
         if eqn.outvars[0].aval.dtype.kind in "iu":
-            raise lib.BadInput("the bits of whole numbers, expected masks")
+            return self.bits(name, eqn, given)
         return self.t.both("mul" if name == "and" else "maximum", self.of(given[0]), self.of(given[1]))
 
     def together(self, step: str, eqn: Any, given: Sequence[Known]) -> Value:
         if step == "div" and eqn.outvars[0].aval.dtype.kind in "iu":
             raise lib.BadInput("a quotient of whole numbers that is one again")
         return self.t.together(step, [self.t.numbers(self.of(v)) for v in given])
+
+    def bits(self, how: str, eqn: Any, given: Sequence[Known]) -> Value:
+        a, b = given[::-1] if how == "and" and isinstance(given[1], Value) else given
+        if not isinstance(b, np.ndarray) or how not in ("and", "left", "right"):
+            raise lib.BadInput("the bits of whole numbers, expected masks, or constants")
+        return self.t.bits(how, self.of(a), b, len(eqn.outvars[0].aval.shape))
+
+    def on_shift_left(self, eqn: Any, given: Sequence[Known]) -> Value:
+        return self.bits("left", eqn, given)
+
+    def on_shift_right_arithmetic(self, eqn: Any, given: Sequence[Known]) -> Value:
+        return self.bits("right", eqn, given)
+
+    on_shift_right_logical = on_shift_right_arithmetic
 
     # numbers one by one
 
@@ -232,12 +246,12 @@ class Walk:
             return self.t.numbers(v)
         if kind in "biu" and not v.integer and not v.whole:
             raise lib.BadInput("numbers as whole numbers")
-        if self.t.casts and rounds(eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype):
+        if rounds(eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype, self.t.casts):
             return self.t.map("cast", v, type=eqn.outvars[0].aval.dtype.name)
         return v.seen(v.dims)
 
     def on_reduce_precision(self, eqn: Any, given: Sequence[Known], exponent_bits: int, mantissa_bits: int) -> Known:
-        if not self.t.casts:
+        if self.t.casts == "drop":
             return given[0]
         types = {(8, 7): "bfloat16", (5, 10): "float16", (8, 23): "float32"}
         if (exponent_bits, mantissa_bits) not in types:
@@ -740,7 +754,7 @@ def rounded(x: Any, type: str) -> Any:
 
 
 def evaluate(function: Callable[..., Any], example: Mapping[str, Any], given: Mapping[str, Any], cotangents: Mapping[str, Any],
-             kinks: bool, casts: bool = False, backward: bool = True) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
+             kinks: bool, casts: str = "drop", backward: bool = True) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
     """What a function gives in float64 at these numbers, its gradients, and which primitives met a kink."""
     floats = [name for name, x in example.items() if np.dtype(x.dtype).kind not in "biu"]
 
@@ -772,8 +786,8 @@ def evaluate(function: Callable[..., Any], example: Mapping[str, Any], given: Ma
 class Wide:
     """A jaxpr in float64, whatever types its function names."""
 
-    def __init__(self, casts: bool, kinks: bool) -> None:
-        self.casts, self.kinks = casts, kinks  #: whether casts round, whether to look for kinks
+    def __init__(self, casts: str, kinks: bool) -> None:
+        self.casts, self.kinks = casts, kinks  #: which casts round, whether to look for kinks
         self.kinked: set[str] = set()  #: primitives that had one
 
     def run(self, jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any], back: set[Any]) -> list[Any]:
@@ -795,10 +809,10 @@ class Wide:
                 continue
             parameters = {key: jax.numpy.float64.dtype if key.endswith("dtype") and is_float(value) else None if key == "preferred_element_type" else value
                           for key, value in eqn.params.items()}
-            cast, rounding = eqn.primitive.name, self.casts and not is_back
-            if cast == "reduce_precision" and not rounding:
+            cast = eqn.primitive.name
+            if cast == "reduce_precision" and (self.casts == "drop" or is_back):
                 made = operands[0]
-            elif cast == "convert_element_type" and rounding and rounds(eqn.invars[0].aval.dtype, eqn.params["new_dtype"]):
+            elif cast == "convert_element_type" and not is_back and rounds(eqn.invars[0].aval.dtype, eqn.params["new_dtype"], self.casts):
                 made = operands[0].astype(eqn.params["new_dtype"]).astype(np.float64)
             elif cast == "scatter-add":  # whose sum was traced for the type that the function names
                 parameters = {key: value for key, value in parameters.items() if not key.startswith("update_")}

@@ -30,7 +30,7 @@ MOVES = ("view", "_unsafe_view", "reshape", "_reshape_alias", "permute", "transp
 COMPARISONS = ("lt", "gt", "le", "ge", "eq", "ne")
 MASKS = {name: step for names, step in ((("__and__", "bitwise_and", "logical_and"), "mul"), (("__or__", "bitwise_or", "logical_or"), "maximum")) for name in names}
 #: Arguments that no handler need read: they say where numbers lie and in which type they are computed, or are of gradients that are as they are anyway.
-ASIDE = ("dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking", "sparse", "sparse_grad", "half_to_float", "implicit", "sorted", "stable")
+ASIDE = ("dtype", "out_dtype", "use_fast_accum", "layout", "device", "pin_memory", "memory_format", "non_blocking", "sparse", "sparse_grad", "half_to_float", "implicit", "sorted", "stable")
 #: What a rotation is made of (_trace_rope.py).
 TURNS = {**{name: "move" for name in MOVES}, **{name: "product" for name in ("mm", "bmm", "mv", "dot")}, "embedding": "rows", "index": "rows", "index_select": "rows",
          **{name: name for name in ("mul", "div", "add", "sub", "neg", "cos", "sin")}}
@@ -40,9 +40,9 @@ COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 REAL = {complex: real for real, complex in COMPLEX.items()}
 
 
-def rounds(given: Any, to: Any) -> bool:
-    """Whether a cast loses anything."""
-    if not (given.is_floating_point and to.is_floating_point):
+def rounds(given: Any, to: Any, casts: str | None) -> bool:
+    """Whether a cast is one that loses something and counts: one to a byte does, others if casts are kept. None: none does."""
+    if not (given.is_floating_point and to.is_floating_point and (casts == "keep" or (casts and to.itemsize == 1))):
         return False
     before, after = torch.finfo(given), torch.finfo(to)
     return after.eps > before.eps or after.max < before.max
@@ -111,7 +111,7 @@ class Recorder(TorchDispatchMode):
         self.given: set[int] = set()
         self.own: set[int] = set()  #: what is computed of no argument
         self.random: set[int] = set()  #: and drawn
-        self.wide = Wide(False, False)
+        self.wide = Wide(None, False)
         self.exact: dict[int, Any] = {}  #: of these, what they are if all is computed in float64
         self.guarded: dict[int, tuple[Guard, int | None]] = {}  #: indices that nonzero gave, or a column of them
         self.memories: dict[int, int] = {}
@@ -478,7 +478,7 @@ class Recorder(TorchDispatchMode):
             return self.t.numbers(v)
         if x.is_floating_point() and not out.is_floating_point() and not (v.whole or v.refused or (v.number is not None and v.number.is_integer())):
             raise lib.BadInput("numbers as whole numbers")
-        return self.t.map("cast", v, type=str(out.dtype).split(".")[1]) if self.t.casts and rounds(x.dtype, out.dtype) else v
+        return self.t.map("cast", v, type=str(out.dtype).split(".")[1]) if rounds(x.dtype, out.dtype, self.t.casts) else v
 
     def added(self, operator: str, a: Any, b: Any, alpha: float) -> Value:
         if operator == "add" and alpha == 1 and (masked := self.masked(a, b) or self.masked(b, a)):
@@ -488,8 +488,23 @@ class Recorder(TorchDispatchMode):
 
     def masks(self, operator: str, a: Any, b: Any) -> Value:
         if "logical" not in operator and any(isinstance(x, (int, float)) and not isinstance(x, bool) or isinstance(x, torch.Tensor) and x.dtype != torch.bool for x in (a, b)):
-            raise lib.BadInput("the bits of whole numbers, expected masks")
+            return self.bits("and" if "and" in operator else operator, a, b)
         return self.t.both(MASKS[operator], self.of(a), self.of(b))
+
+    def bits(self, how: str, a: Any, b: Any) -> Value:
+        if how == "and" and isinstance(b, torch.Tensor) and id(b) in self.values:
+            a, b = b, a
+        if (isinstance(b, torch.Tensor) and id(b) in self.values) or how not in ("and", "left", "right"):
+            raise lib.BadInput("the bits of whole numbers, expected masks, or constants")
+        return self.t.bits(how, self.of(a), np.asarray(b), max(np.ndim(a), np.ndim(b)))
+
+    def on_bitwise_left_shift(self, out: Any, a: Any, b: Any) -> Value:
+        return self.bits("left", a, b)
+
+    def on_bitwise_right_shift(self, out: Any, a: Any, b: Any) -> Value:
+        return self.bits("right", a, b)
+
+    on___lshift__, on___rshift__ = on_bitwise_left_shift, on_bitwise_right_shift
 
     # numbers one by one
 
@@ -972,6 +987,13 @@ class Recorder(TorchDispatchMode):
 
     on_baddbmm = on_addmm
 
+    def on__scaled_mm(self, out: Any, a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any = None) -> Value:
+        """Of scales of rows and columns, or of the whole."""
+        if any(s.dim() > 0 and s.numel() not in (1, n) for s, n in zip((scale_a, scale_b), out.shape)):
+            raise lib.BadInput("scales of blocks, expected one of each row and column, or of the whole")
+        made = functools.reduce(lambda v, s: self.t.together("mul", [v, self.of(s)]), (scale_a, scale_b), self.on_mm(out, a, b))
+        return made if bias is None else self.t.together("add", [made, self.of(bias)])
+
     def on_mv(self, out: Any, a: Any, b: Any) -> Value:
         return self.t.product(self.full(a), self.full(b), 0)
 
@@ -1421,9 +1443,9 @@ class Held(torch.Tensor):
 class Wide(TorchDispatchMode):
     """Everything in float64, whatever types a function computes it in."""
 
-    def __init__(self, casts: bool, kinks: bool, tables: Set[bytes] = frozenset()) -> None:
+    def __init__(self, casts: str | None, kinks: bool, tables: Set[bytes] = frozenset()) -> None:
         super().__init__()
-        self.casts, self.kinks = casts, kinks  #: whether casts round, whether to look for kinks
+        self.casts, self.kinks = casts, kinks  #: which casts round, whether to look for kinks
         self.stored = tables  #: that the program has
         self.kinked: set[str] = set()  #: operators that had one
         self.alive: list[Any] = []
@@ -1487,11 +1509,13 @@ class Wide(TorchDispatchMode):
         try:
             if operator == "hardsigmoid_backward":  # PyTorch's sixth is one of float32
                 made = torch.where(own[1].abs() < 3, own[0] / 6, 0.0)
+            elif operator == "_scaled_mm":  # which takes fp8 alone
+                made = own[0] @ own[1] * own[2] * own[3] + (0.0 if len(own) < 5 or own[4] is None else own[4])
             else:
                 made = func(*own, **named)
             if operator == "_conj":  # which says so of itself alone
                 made = torch.complex(own[0].real, -own[0].imag)
-            if operator == "_to_copy" and self.casts and tensors and types and rounds(tensors[0].dtype, dtype):
+            if operator == "_to_copy" and tensors and types and rounds(tensors[0].dtype, dtype, self.casts):
                 made = made.to(dtype).double()
         finally:
             library.set_default_dtype(usual)
@@ -1581,17 +1605,17 @@ def rounded(x: Any, type: str) -> Any:
 
 
 def evaluate(function: Callable[..., Any], example: Mapping[str, Any], given: Mapping[str, Any], cotangents: Mapping[str, Any],
-             kinks: bool, casts: bool = False, backward: bool = True, tables: Set[bytes] = frozenset()) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
+             kinks: bool, casts: str | None = "drop", backward: bool = True, tables: Set[bytes] = frozenset()) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
     """What a function gives in float64 at these numbers, its gradients, and which operators met a kink."""
     arguments, mode = {}, Wide(casts, kinks, tables)
     for name, tensor in example.items():
         like = tensor_of(name, tensor)
         made = torch.tensor(given[name], dtype=torch.float64 if like.is_floating_point() else like.dtype, device="cpu" if like.is_meta else like.device)
-        arguments[name] = Held.of(made, like.dtype, mode).requires_grad_() if like.is_floating_point() else made
+        arguments[name] = Held.of(made, like.dtype, mode).requires_grad_(backward) if like.is_floating_point() else made
     with plainly(), mode:
         results = {name: x for name, x in named(function, function(**dict(arguments))).items() if name in cotangents or not x.is_floating_point()}
         leaves = {name: x for name, x in arguments.items() if x.is_floating_point()}
-    mode.casts = False  # gradients pass
+    mode.casts = None  # gradients pass
     with plainly():
         pairs = [(x, Held.of(torch.tensor(cotangents[name], device=x.device), x.dtype, mode)) for name, x in results.items() if backward and x.requires_grad and name in cotangents]
         found = torch.autograd.grad([x for x, _ in pairs], list(leaves.values()), [c for _, c in pairs], allow_unused=True) if pairs and leaves else [None] * len(leaves)

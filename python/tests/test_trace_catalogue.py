@@ -291,6 +291,34 @@ def test_casts_that_are_kept_are_roundings(library):
         assay.trace(function, example, casts="half")
 
 
+def by_codes_torch(x, w, to=None):
+    s = x.float().abs().amax(-1, keepdim=True) / 448
+    return ((x.float() / s).to(to or torch.float8_e4m3fn).float() @ w.float() * s).to(x.dtype)
+
+
+def by_codes_jax(x, w, to=None):
+    s = abs(x.astype(np.float32)).max(-1, keepdims=True) / 448
+    codes = (x.astype(np.float32) / s).astype(to or jax.numpy.float8_e4m3fn)
+    return (jax.numpy.matmul(codes.astype(np.float32), w.astype(np.float32), precision="highest") * s).astype(x.dtype)
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_a_cast_to_fp8_is_a_step(library):
+    globals()[library] = module = pytest.importorskip(library)
+    if not hasattr(module if library == "torch" else module.numpy, "float8_e4m3fn"):
+        pytest.skip("no fp8 in this PyTorch")
+    function = globals()[f"by_codes_{library}"]
+    example = {"x": np.ones((6, 32), np.float32), "w": np.ones((32, 5), np.float32)}
+    example = {name: torch.as_tensor(x) if library == "torch" else jax.numpy.asarray(x) for name, x in example.items()}
+    text = str(assay.trace(function, example))
+    assert "  x: {axes: [T, D]}  # no gradient: a cast to fp8 is on its way\n" in text and 'gradients: ["inputs/w"]\n' in text
+    other = (module if library == "torch" else module.numpy).float8_e5m2
+    for precision in ("bf16", "f32"):
+        assert "gradients/inputs/w" in str(assay.assert_correct(function, function, example, precision=precision))
+        with pytest.raises(assay.Mismatch):
+            assay.assert_correct(lambda x, w: function(x, w, other), function, example, precision=precision)
+
+
 @pytest.mark.parametrize("library", ["torch", "jax"])
 def test_a_reference_is_a_case_at_each_size(library):
     globals()[library] = pytest.importorskip(library)
