@@ -150,7 +150,15 @@ def with_jax(program: Program, case: Case, call: Callable[..., Any], example: Ma
         whole = {path for path, x in made.items() if not jax.numpy.issubdtype(x.dtype, jax.numpy.inexact)}  # which have no gradient
         return {path: x for path, x in made.items() if path not in whole}, {path: made[path] for path in whole}
 
-    outputs, back, integers = jax.vjp(forward, *(inputs[path] for path in leaves), has_aux=True)
+    given = [inputs[path] for path in leaves]
+    try:
+        outputs, back, integers = jax.vjp(forward, *given, has_aux=True)
+    except Exception as error:
+        if leaves:
+            forward(*given)  # what ends this is the kernel's own
+            why = next(iter(str(error).splitlines()), type(error).__name__)
+            raise lib.BadInput(f"assert_correct: jax.vjp of the kernel ends by {why} Expected a kernel with gradients, or gradients=False") from error
+        raise
     if not leaves:
         return {**outputs, **integers}
     upstream = {path.replace("cotangents/", "outputs/", 1): x for path, x in case.cotangents(jax).items()}

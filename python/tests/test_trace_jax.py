@@ -456,3 +456,18 @@ def test_sums_are_stored_as_they_grow(function):
     example = {"x": jnp.ones((64, 8)), "b": jnp.ones(8)}
     assert "stored" in str(assay.trace(function, example))
     assay.assert_correct(function, function, example, precision="bf16")
+
+
+def test_a_kernel_without_gradients_is_said():
+    pallas = pytest.importorskip("jax.experimental.pallas")
+
+    def doubled(x, y):
+        y[...] = x[...] * 2
+
+    def kernel(x):
+        rows = pallas.BlockSpec((4, 8), lambda i: (i, 0))
+        return pallas.pallas_call(doubled, grid=(2,), in_specs=[rows], out_specs=rows, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x)
+
+    assay.assert_correct(kernel, lambda x: x * 2, {"x": jnp.ones((8, 8))}, precision="bf16", gradients=False)
+    with pytest.raises(assay.BadInput, match="jax.vjp of the kernel ends by Linearization failed.*Expected a kernel with gradients, or gradients=False"):
+        assay.assert_correct(kernel, lambda x: x * 2, {"x": jnp.ones((8, 8))}, precision="bf16")
