@@ -278,7 +278,8 @@ static assay_status write_output(assay_context *ctx, const block_run *m, int i, 
     const int t = m->g.outputs[i].tensor;
     snprintf(path, sizeof path, "outputs/%s", m->g.outputs[i].name);
     MUST(assay_write_result(ctx, m->out, path, graph_size(&m->g, t), values));
-    const bool left = m->g.tensors[t].kept != GRAPH_STORED && !assay_path_ends(path, "lse");
+    bool left = m->g.tensors[t].kept != GRAPH_STORED && !assay_path_ends(path, "lse");
+    for (int d = 0; d < m->c->dtype_count; d++) left |= assay_case_dtype_matches(&m->c->dtypes[d], path);
     if (left) assay_round(ctx, ASSAY_ROUND_STORAGE, graph_size(&m->g, t), values);
     return ASSAY_OK;
 }

@@ -720,6 +720,15 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
     return outputs
 
 
+def types_at(function: Callable[..., Any], example: Mapping[str, Any], dtype: str) -> dict[str, str]:
+    """Of a function's results, where its arguments are of that type; none, where it does not run so."""
+    given = {name: jax.ShapeDtypeStruct(x.shape, x.dtype if np.dtype(x.dtype).kind in "biu" else jax.numpy.dtype(dtype)) for name, x in example.items()}
+    try:
+        return {name: str(x.dtype) for name, x in jax.eval_shape(lambda given: named(function, function(**given)), given).items()}
+    except Exception:  # one that says in which type its arguments are
+        return {}
+
+
 def functional(module: Any, example: dict[str, Any]) -> tuple[Any, dict[str, Any], list[str]]:
     """A module of flax as a function of its arguments and its parameters, which are called by their paths with underscores between; other variables are
     constants."""

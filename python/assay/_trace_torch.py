@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 import sys
+import unittest.mock
 import warnings
 from typing import AbstractSet as Set
 from typing import Any, Callable, Iterator, Mapping, Sequence
@@ -115,14 +116,14 @@ class Recorder(TorchDispatchMode):
         self.exact: dict[int, Any] = {}  #: of these, what they are if all is computed in float64
         self.guarded: dict[int, tuple[Guard, int | None]] = {}  #: indices that nonzero gave, or a column of them
         self.memories: dict[int, int] = {}
-        self.views: dict[int, tuple[Any, Any, int, int]] = {}  #: parts: the tensor, what it is a part of, the dimension, the first index
+        self.views: dict[int, tuple[Any, Any, int, int, int]] = {}  #: parts: the tensor, what it is a part of, the dimension, the first index, each so many'th
 
     def bind(self, tensor: Any, value: Value) -> None:
         self.alive.append(tensor)
         self.values[id(tensor)] = value
         self.memories.pop(id(tensor), None)  # set_ gives it another
 
-    def bases(self, tensor: Any) -> list[tuple[Any, Any, int, int]]:
+    def bases(self, tensor: Any) -> list[tuple[Any, Any, int, int, int]]:
         """Of a part: that, and what it is a part of in turn."""
         chain = []
         while id(tensor) in self.views:
@@ -138,19 +139,22 @@ class Recorder(TorchDispatchMode):
 
     def write(self, tensor: Any, value: Value, operator: str) -> None:
         """The value of what is written into, and of all that it is a part of; whoever else looks at this memory may not any more."""
+        if tensor.numel() == 0:
+            return
         self.bind(tensor, value)
         chain = self.bases(tensor)
-        for part, whole, place, first in chain:
+        for part, whole, place, first, step in chain:
             v = self.values[id(part)]
             v = v if part.dim() == whole.dim() else v.seen([*v.dims[:place], (), *v.dims[place:]])
             shape = list(part.shape) if part.dim() == whole.dim() else [*part.shape[:place], 1, *part.shape[place:]]
             v = self.t.ordered(v, [d or (() if n == 1 else (Axis(n),)) for d, n in zip(v.dims, shape)])
-            self.bind(whole, self.t.written(self.of(whole), whole.shape, place, first, v))
-        kept = {id(tensor), *(id(whole) for _, whole, _, _ in chain)}
+            each = None if step == 1 else self.t.constant(np.arange(first, first + step * shape[place], step))
+            self.bind(whole, self.t.written(self.of(whole), whole.shape, place, first, v) if each is None else self.t.written_at(self.full(whole), place, each, v, False))
+        kept = {id(tensor), *(id(whole) for _, whole, *_ in chain)}
         if chain:  # parts that lie beside it
-            part, whole, place, first = chain[0]
-            end = first + (part.shape[place] if part.dim() == whole.dim() else 1)
-            kept |= {id(o) for o, w, p, f in self.views.values() if w is whole and p == place and o.dim() == part.dim() == w.dim() and (f >= end or f + o.shape[p] <= first)}
+            part, whole, place, first, step = chain[0]
+            end = first + (step * (part.shape[place] - 1) + 1 if part.dim() == whole.dim() else 1)
+            kept |= {id(o) for o, w, p, f, n in self.views.values() if w is whole and p == place and o.dim() == part.dim() == w.dim() and (f >= end or f + n * (o.shape[p] - 1) < first)}
         here = self.memory(tensor)
         for other in [*self.alive, *(view[0] for view in self.views.values())]:
             if id(other) not in kept and self.memory(other) == here:
@@ -262,7 +266,7 @@ class Recorder(TorchDispatchMode):
         operator = self.operator = func.__name__.split(".")[0]
         self.t.place = self.place()
         inplace = operator.endswith("_") and not operator.endswith("__") and bool(args)
-        written = [args[0], *(whole for _, whole, _, _ in self.bases(args[0]))] if inplace else []
+        written = [args[0], *(whole for _, whole, *_ in self.bases(args[0]))] if inplace else []
         if inplace and any(id(x) in self.values for x in [*args, *written]):
             for x in written:
                 self.of(x)  # as it is before it is written into
@@ -276,6 +280,8 @@ class Recorder(TorchDispatchMode):
         if operator == "nonzero" and known:
             return self.nonzero(args[0])
         out = func(*args, **kwargs)
+        if "empty" in operator:
+            out.zero_()  # what memory holds is nothing that a program has
         if operator in CONSTANTS:
             return out
         if (known or any(id(x) in self.pairs for x in everything)) and any(isinstance(x, torch.Tensor) and x.is_complex() for x in (*everything, out)):
@@ -285,13 +291,13 @@ class Recorder(TorchDispatchMode):
                 raise lib.BadInput(f"{self.t.place[0]}:{self.t.place[1]}: {operator}: {why}") from None
         if self.guarded:
             self.follow(operator, out, args)
-        if operator in ("slice", "select") and (len(args) < 5 or args[4] == 1):
+        if operator in ("slice", "select"):
             place, first = (args[1] if len(args) > 1 else 0) % args[0].dim(), (args[2] if len(args) > 2 else 0) or 0
-            self.views[id(out)] = (out, args[0], place, max(0, first + args[0].shape[place] * (first < 0)))
+            self.views[id(out)] = (out, args[0], place, max(0, first + args[0].shape[place] * (first < 0)), args[4] if len(args) > 4 else 1)
         if operator in ("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "chunk", "unsafe_chunk"):
             place, first = (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % args[0].dim(), 0
             for part in out:
-                self.views[id(part)] = (part, args[0], place, first)
+                self.views[id(part)] = (part, args[0], place, first, 1)
                 first += part.shape[place]
         turns = self.turned(func, operator, out, args, kwargs) if not inplace else [None]
         for tensor, turn in zip(out if isinstance(out, (list, tuple)) else [out], turns):
@@ -956,18 +962,21 @@ class Recorder(TorchDispatchMode):
         return v
 
     def on_native_batch_norm(self, out: Any, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, _momentum: float, epsilon: float) -> list[Value]:
-        t, v, rank = self.t, self.of(x), x.dim() - 1
+        def channels(p: Any) -> Value | None:
+            return None if p is None else self.of(p).seen([*self.of(p).dims, *[()] * (x.dim() - 2)])
+
         if training or mean is None:
-            y = t.normed(v, [i for i in range(x.dim()) if i != 1], epsilon)
+            y = self.t.normed(self.of(x), [i for i in range(x.dim()) if i != 1], epsilon, channels(weight), channels(bias))
         else:
-            centre, spread = (p.seen([*p.dims, *[()] * (rank - 1)]) for p in (self.of(mean), self.of(variance)))
-            y = t.together("mul", [t.together("sub", [v, centre]), t.map("rsqrt", t.together("add", [spread, t.number(epsilon)]))])
-        return [self.scaled(y, weight, bias, rank), *[t.nothing("batch_norm", [0])] * (len(out) - 1)]
+            y = self.t.centred(self.of(x), channels(mean), channels(variance), epsilon, channels(weight), channels(bias))  # type: ignore[arg-type]
+        return [y, *[self.t.nothing("batch_norm", [0])] * (len(out) - 1)]
 
     def on_native_group_norm(self, out: Any, x: Any, weight: Any, bias: Any, _batch: int, channels: int, _rest: int, groups: int, epsilon: float) -> list[Value]:
-        v = self.t.reshape(self.of(x), [x.shape[0], groups, channels // groups, *x.shape[2:]])
-        y = self.t.reshape(self.t.normed(v, range(2, len(v.dims)), epsilon), x.shape)
-        return [self.scaled(y, weight, bias, x.dim() - 1), *[self.t.nothing("group_norm", [0])] * 2]
+        shape = [groups, channels // groups]
+        w, b = (None if p is None else self.t.reshape(self.of(p), [*shape, *[1] * (x.dim() - 2)]) for p in (weight, bias))
+        v = self.t.reshape(self.of(x), [x.shape[0], *shape, *x.shape[2:]])
+        y = self.t.reshape(self.t.normed(v, range(2, len(v.dims)), epsilon, w, b), x.shape)
+        return [y, *[self.t.nothing("group_norm", [0])] * 2]
 
     # products
 
@@ -1366,14 +1375,43 @@ class Recorder(TorchDispatchMode):
         return self.triangle(x, np.triu(np.ones(x.shape[-2:], bool), diagonal))
 
 
+def flex_attention(query: Any, key: Any, value: Any, score_mod: Callable[..., Any], block_mask: Sequence[Any], scale: float, *_options: Any) -> tuple[Any, Any, Any]:
+    """What torch.nn.attention.flex_attention calls, as products and a softmax: score_mod and mask_mod get the places of all scores, not one after another."""
+    library: Any = torch
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1).expand(query.shape[0], -1, -1, -1) for x in (key, value))
+    scores = query @ key.transpose(-2, -1) * scale
+    places = [torch.arange(n, device=query.device).reshape([-1] + [1] * (3 - i)) for i, n in enumerate(scores.shape)]
+    seen = block_mask[-1](*places)
+    scores = score_mod(scores, *places).masked_fill(~seen, float("-inf"))
+    out = library._safe_softmax(scores, -1).to(value.dtype) @ value
+    log2 = float(np.log(2))  # of which the caller takes these times that
+    return out.masked_fill(~seen.any(-1, keepdim=True), 0.0), scores.logsumexp(-1) / log2, scores.amax(-1) / log2
+
+
+def without_modes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that is neither traced nor computed in float64."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with getattr(torch.utils._python_dispatch, "_disable_current_modes")():
+            return function(*args, **kwargs)
+
+    return run
+
+
 @contextlib.contextmanager
 def plainly() -> Iterator[None]:
     """With gradients; attention and recurrent layers as products and maps, and not one operator of some processor."""
     library: Any = torch
     plain = hasattr(torch.nn, "attention")  # since PyTorch 2.3
     attention = library.nn.attention.sdpa_kernel(library.nn.attention.SDPBackend.MATH) if plain else contextlib.nullcontext()
-    with warnings.catch_warnings():
+    flex = sys.modules.get("torch.nn.attention.flex_attention")
+    own: dict[str, Any] = {}
+    if flex is not None:
+        own = {"flex_attention_hop": flex_attention, "create_mask": without_modes(flex.create_mask), "_validate_device": lambda *_: None, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True}
+    with warnings.catch_warnings(), contextlib.ExitStack() as stack:
         warnings.filterwarnings("ignore", "TF32 acceleration on top of oneDNN")  # what flags() says, of GPUs
+        if own:
+            stack.enter_context(unittest.mock.patch.multiple(flex, **own))
         with library.inference_mode(False), torch.enable_grad(), attention, library.backends.mkldnn.flags(enabled=False):
             yield
 
@@ -1393,17 +1431,26 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
     RECORDERS.append(recorder)
     try:
         with plainly(), recorder:
-            result = function(**arguments)
+            results = named(function, function(**arguments))
     finally:
         RECORDERS.pop()
     outputs: list[tuple[str, Value]] = []
-    for name, tensor in named(function, result).items():
-        if tensor.is_complex():
-            raise lib.BadInput(f"{tracer.at}: {name} is of complex numbers, expected real ones: torch.view_as_real")
+    for name, tensor in results.items():
         value = recorder.of(tensor)
         whole = value.refused or value.integer or value.number is not None
         tracer.output(name, value if whole else recorder.full(tensor), tensor.shape, str(tensor.dtype).split(".")[1], outputs)
     return outputs
+
+
+def types_at(function: Callable[..., Any], example: Mapping[str, Any], dtype: str) -> dict[str, str]:
+    """Of a function's results, where its arguments are of that type; none, where it does not run so."""
+    given = {name: tensor_of(name, x).detach().clone() for name, x in example.items()}
+    given = {name: x.to(getattr(torch, dtype)) if x.is_floating_point() else x for name, x in given.items()}
+    try:
+        with torch.no_grad():
+            return {name: str(x.dtype).split(".")[1] for name, x in named(function, function(**given)).items()}
+    except Exception:  # one with assay.step, say
+        return {}
 
 
 def tensor_of(name: str, x: Any) -> Any:

@@ -248,3 +248,55 @@ def test_any_of_equal_numbers_may_be_chosen():
     assert (torch.randn(64, 64).bfloat16().sort(-1)[0].diff() == 0).any()
     for kernel in (lambda x: best(x), last):
         assert assay.assert_correct(kernel, best, {"x": torch.ones(64, 64)}, precision="bf16").verdict == "PASS"
+
+
+@pytest.mark.parametrize("typed", [{}, {"types": {"lse": "bfloat16"}}])
+def test_an_lse_has_the_type_that_the_function_gives(typed):
+    def own(x):
+        return {"y": torch.softmax(x, -1), "lse": torch.logsumexp(x, -1)}
+
+    def wide(x):
+        return {"y": torch.softmax(x, -1), "lse": torch.logsumexp(x.float(), -1)}
+
+    example = {"x": torch.randn(6, 32)}
+    for kernel in (own, wide):
+        assert assay.assert_correct(kernel, own, example, precision="bf16", seeds=2, **typed).verdict == "PASS"
+    with pytest.raises(assay.Mismatch, match="outputs/lse: type is bfloat16, coarser"):
+        assay.assert_correct(own, wide, example, precision="bf16")
+
+
+@pytest.mark.parametrize("norm", [lambda x: torch.nn.functional.group_norm(x, 6), lambda x: torch.nn.functional.group_norm(x, 3),
+                                  lambda x: torch.nn.functional.instance_norm(x.reshape(5, 3, 2)),
+                                  lambda x: torch.nn.functional.batch_norm(x, None, None, training=True)])
+def test_norms_of_few_numbers_pass_as_pytorch_computes_them(norm):
+    """x times a factor minus the mean times that: a group of one number comes out as noise of 1 / sqrt(epsilon)."""
+    def norms(x, w):
+        return norm(x @ w) + 1.5
+
+    example = {"x": torch.randn(5, 8), "w": torch.randn(8, 6)}
+    assert assay.assert_correct(lambda *given: norms(*given), norms, example, precision="f32", seeds=3).verdict == "PASS"
+    with pytest.raises(assay.Mismatch):
+        assay.assert_correct(lambda x, w: norm(x @ w) + 1.52, norms, example, precision="f32")
+
+
+def test_complex_results_are_two():
+    def turned(x, angle):
+        return torch.polar(torch.ones_like(angle), angle) * x
+
+    example = {"x": torch.randn(6), "angle": torch.randn(6)}
+    report = assay.assert_correct(lambda *given: turned(*given), turned, example, precision="f32")
+    assert "outputs/y_real" in str(report) and "outputs/y_imag" in str(report)
+    with pytest.raises(assay.Mismatch):
+        assay.assert_correct(lambda *given: turned(*given).conj(), turned, example, precision="f32")
+
+
+def test_every_few_places_are_written():
+    def turned(x):
+        y = torch.empty_like(x)
+        y[:, 0::2], y[:, 1::2] = -x[:, 1::2], x[:, 0::2]
+        return y
+
+    example = {"x": torch.randn(6, 8)}
+    assert assay.assert_correct(lambda x: turned(x), turned, example, precision="f32").verdict == "PASS"
+    with pytest.raises(assay.Mismatch):
+        assay.assert_correct(lambda x: -turned(x), turned, example, precision="f32")

@@ -197,3 +197,42 @@ def test_a_mask_that_is_traced_rejects_another_alone(name):
         assay.assert_correct(in_float32(function), function, example, precision=precision)
     with pytest.raises(assay.Mismatch, match=mutant):
         assay.assert_correct(in_float32(wrong), function, example, precision="bf16")
+
+
+flex = pytest.importorskip("torch.nn.attention.flex_attention") if hasattr(torch.nn, "attention") else None
+LENGTH = 8
+OWNER = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2])
+SLOPES = torch.tensor([0.5, 0.25])
+SEEN = {"causal": lambda b, h, i, j: i >= j, "window": lambda b, h, i, j: (i >= j) & (i - j < 3), "prefix": lambda b, h, i, j: (i >= j) | (j < 2),
+        "documents": lambda b, h, i, j: (OWNER[i] == OWNER[j]) & (i >= j), "late": lambda b, h, i, j: (i >= j) & (i > 1)}
+SCORED = {"alibi": lambda s, b, h, i, j: s + SLOPES[h] * (j - i), "cap": lambda s, b, h, i, j: 5 * torch.tanh(s / 5),
+          "hidden": lambda s, b, h, i, j: torch.where(i >= j, s, -float("inf"))}
+
+
+@pytest.mark.skipif(flex is None, reason="PyTorch before 2.5 has no flex_attention")
+@pytest.mark.parametrize("name", [*SEEN, *SCORED])
+def test_flex_attention_is_traced(name):
+    """Its rules of places against the same attention by a mask; each query later by one is none."""
+    rule, score = SEEN.get(name, SEEN["causal"]), SCORED.get(name)
+
+    def reference(q, k, v):
+        mask = flex.create_block_mask(rule, None, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=8)
+        out, aux = flex.flex_attention(q, k, v, score_mod=score, block_mask=mask, enable_gqa=True, return_aux=flex.AuxRequest(lse=True))
+        return {"y": out, "sums": aux.lse} if name != "late" else out  # of nothing seen -inf
+
+    def kernel(q, k, v, later=0):
+        h, i, j = torch.arange(2)[:, None, None], torch.arange(LENGTH)[:, None] + later, torch.arange(LENGTH)[None]
+        k, v = (x.repeat_interleave(2, 1) for x in (k, v))
+        scores = q @ k.transpose(-1, -2) / 8**0.5
+        scores = scores if score is None else score(scores, 0, h, i.clamp(max=LENGTH - 1), j)
+        seen = rule(0, 0, i.clamp(max=LENGTH - 1), j)
+        scores = scores.masked_fill(~seen, -1e30)
+        out = (torch.softmax(scores, -1) @ v) * seen.any(-1, keepdim=True)
+        return {"y": out, "sums": torch.logsumexp(scores, -1)} if name != "late" else out
+
+    example = (torch.randn(2, 2, LENGTH, 8), torch.randn(2, 1, LENGTH, 8), torch.randn(2, 1, LENGTH, 8))
+    assert assay.assert_correct(kernel, reference, example, precision="f32").verdict == "PASS"
+    assert assay.assert_correct(reference, reference, example, precision="f32", gradients=False).verdict == "PASS"
+    if name != "cap":
+        with pytest.raises(assay.Mismatch):
+            assay.assert_correct(lambda *given: kernel(*given, later=1), reference, example, precision="f32")
