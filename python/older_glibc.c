@@ -1,6 +1,5 @@
 /* Functions that glibc has since 2.28, for the wheel alone (python/wheel_backend.py): system calls, and a table. On newer systems glibc's are found first. */
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -26,16 +25,6 @@ int lstat(const char *restrict path, struct stat *restrict found)
 int fstat(int file, struct stat *found)
 {
     return (int)syscall(SYS_fstat, file, found);
-}
-
-pid_t gettid(void)
-{
-    return (pid_t)syscall(SYS_gettid);
-}
-
-ssize_t getdents64(int folder, void *entries, size_t size)
-{
-    return syscall(SYS_getdents64, folder, entries, size);
 }
 
 int close_range(unsigned first, unsigned last, int flags)

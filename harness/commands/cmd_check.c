@@ -19,24 +19,13 @@ typedef struct tally {
 typedef struct check_run {
     const assay_options *options;
     assay_chosen chosen;
-    const assay_equivalence *only; /* NULL: all */
-    unsigned companies;            /* bits, of assay_companies; 0: none of them, but equivalences */
-    assay_backend_folder folder;   /* of the backend's files */
-    assay_backend_server *server;  /* NULL: none */
+    const assay_equivalence *from, *end; /* those that are asked for */
+    unsigned companies;                  /* bits, of assay_companies; 0: none of them, but equivalences */
+    assay_backend_folder folder;         /* of the backend's files */
+    assay_backend_server *server;        /* NULL: none */
     assay_progress progress;
     tally tally;
 } check_run;
-
-/* Begins with first(r); NULL behind the last. */
-static const assay_equivalence *first(const check_run *r)
-{
-    return r->only != NULL ? r->only : assay_equivalences;
-}
-
-static const assay_equivalence *next(const check_run *r, const assay_equivalence *e)
-{
-    return r->only != NULL || e[1].name == NULL ? NULL : e + 1;
-}
 
 static void show(check_run *r, const assay_case *c, const char *what)
 {
@@ -205,19 +194,18 @@ static assay_status check_backend_case(assay_context *ctx, check_run *r, const a
     assay_backend_end end = {0};
     assay_report report = {0};
     bool applies = false;
-    for (const assay_equivalence *e = first(r); e != NULL; e = next(r, e)) applies |= has_backend_form(c, e, &other);
+    for (const assay_equivalence *e = r->from; e != r->end; e++) applies |= has_backend_form(c, e, &other);
     if (!applies && r->companies == 0) return ASSAY_OK;
     show(r, c, "");
     MUST(assay_command_profile(ctx, o, NULL, assay_dtype_name(c->dtype), &profile));
     MUST(assay_backend_first_form(ctx, &options, c, &one, &end));
     judge_end(&end, &report);
     if (report.verdict != ASSAY_PASS) {
-        const bool all = r->companies == 0 && r->only == NULL;
-        return print_verdict(ctx, r, c, all ? "all" : r->options->equivalence, false, &report);
+        const char *name = r->options->equivalence;
+        return print_verdict(ctx, r, c, name == NULL ? "all" : name, false, &report);
     }
     if (r->companies != 0) return check_companies(ctx, r, &options, &one);
-    for (const assay_equivalence *e = first(r); e != NULL; e = next(r, e))
-        MUST(check_other_form(ctx, r, &options, &one, e));
+    for (const assay_equivalence *e = r->from; e != r->end; e++) MUST(check_other_form(ctx, r, &options, &one, e));
     return ASSAY_OK;
 }
 
@@ -227,7 +215,7 @@ static assay_status check_case(assay_context *ctx, check_run *r, const assay_cas
     OWNED_BY(assay_form_free) assay_form one = {0};
     assay_other_form form;
     bool applies = r->companies != 0, scales = false;
-    for (const assay_equivalence *e = first(r); e != NULL; e = next(r, e)) {
+    for (const assay_equivalence *e = r->from; e != r->end; e++) {
         if (!assay_other_form_of(c, e, &form)) continue;
         applies = true;
         scales |= form.holding == ASSAY_HOLDS_SCALES;
@@ -241,7 +229,7 @@ static assay_status check_case(assay_context *ctx, check_run *r, const assay_cas
             ctx, r, &(assay_backend_check_options){.profile = f64, .false_alarm = r->options->false_alarm}, &one);
     }
     MUST(assay_form_evaluate(ctx, c, scales ? assay_profile_by_name("f64") : NULL, &one));
-    for (const assay_equivalence *e = first(r); e != NULL; e = next(r, e)) {
+    for (const assay_equivalence *e = r->from; e != r->end; e++) {
         assay_equivalence_result found;
         show(r, c, e->name);
         MUST(assay_equivalence_check(ctx, &one, e, &found));
@@ -272,12 +260,13 @@ static assay_status choose(assay_context *ctx, check_run *r)
 {
     char names[ASSAY_MESSAGE_SIZE - 128] = "";
     const char *name = r->options->equivalence;
+    for (r->from = r->end = assay_equivalences; r->end->name != NULL; r->end++) continue;
     if (name == NULL || strcmp(name, "all") == 0) return ASSAY_OK;
     if (take_companies(name, &r->companies)) return ASSAY_OK;
     r->companies = 0;
     if (strcmp(name, "split") == 0) name = "splits-whole";
-    r->only = assay_equivalence_by_name(name);
-    if (r->only == NULL) {
+    r->from = assay_equivalence_by_name(name);
+    if (r->from == NULL) {
         for (const assay_equivalence *e = assay_equivalences; e->name != NULL; e++) {
             const size_t used = strlen(names);
             snprintf(names + used, sizeof names - used, "%s, ", e->name);
@@ -287,19 +276,16 @@ static assay_status choose(assay_context *ctx, check_run *r)
             "--equivalence is \"%s\", expected one of %sall, or a list of repeat, batch, order, pad, chunk", name,
             names);
     }
+    r->end = r->from + 1;
     return ASSAY_OK;
 }
 
 static assay_status check_options(assay_context *ctx, const assay_options *o)
 {
+    const char *alone = o->precision != NULL ? "precision" : o->keep != NULL ? "keep" : "serve";
     if (o->backend != NULL) return assay_command_backend_check(ctx, o);
-    if (o->precision != NULL || o->keep != NULL || o->serve) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "--%s goes with --backend",
-                          o->precision != NULL ? "precision"
-                          : o->keep != NULL    ? "keep"
-                                               : "serve");
-    }
-    return ASSAY_OK;
+    if (o->precision == NULL && o->keep == NULL && !o->serve) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "--%s goes with --backend", alone);
 }
 
 static assay_status conclude(assay_context *ctx, const check_run *r, int count, int *exit_code)
@@ -312,9 +298,9 @@ static assay_status conclude(assay_context *ctx, const check_run *r, int count, 
                           r->companies != 0 ? "rows in other company here; -v says why (Python's "
                                               "case.check_invariance takes more)"
                                             : "another form by ",
-                          r->companies != 0 ? ""
-                          : r->only == NULL ? "any equivalence"
-                                            : r->only->name);
+                          r->companies != 0       ? ""
+                          : r->end != r->from + 1 ? "any equivalence"
+                                                  : r->from->name);
     printf("%d cases: %d equivalences held, %d failed", count, t->held, t->failed);
     if (t->passed_over > 0) printf(", %d passed over (-v says why)", t->passed_over);
     if (backend) printf(", %d vacuous, %d unsupported, %d the same bits", t->vacuous, t->unsupported, t->same);

@@ -52,12 +52,9 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
         assay_progress_add(&progress, count_of(reader, i), path);
     }
     assay_progress_end(&progress);
-    assay_fixture_writer *done = writer;
-    writer = NULL;
-    TRY(assay_fixture_finish(ctx, done));
-    printf("%s\n", to);
 cleanup:
-    assay_fixture_abandon(writer);
+    status = assay_fixture_end(ctx, writer, status);
+    if (status == ASSAY_OK) printf("%s\n", to);
     assay_fixture_close(reader);
     return status;
 }

@@ -27,12 +27,8 @@ static assay_status write_candidate(assay_context *ctx, const assay_host *h, con
                           : assay_fixture_append_raw(ctx, writer, spec.path, assay_shape_count(&spec.shape), bytes));
         }
     }
-    assay_fixture_writer *done = writer;
-    writer = NULL;
-    TRY(assay_fixture_finish(ctx, done));
 cleanup:
-    assay_fixture_abandon(writer);
-    return status;
+    return assay_fixture_end(ctx, writer, status);
 }
 
 /* The candidate is the last call's; with `hostile` those before have other numbers at the same addresses. It appears whole, and

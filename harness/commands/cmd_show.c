@@ -4,6 +4,7 @@
 
 #include "harness/commands/command.h"
 #include "harness/commands/show_steps.h"
+#include "harness/equivalences/free_axes.h"
 #include "harness/operations/op_support.h"
 #include "harness/plan/plan_make.h"
 #include "oracle/base/memory.h"
@@ -95,6 +96,8 @@ static void print_costs(const assay_plan *plan)
     printf("profiles ");
     for (int i = 0; i < plan->precision_count; i++) printf(" %s", plan->precisions[i].name);
     printf(" (error_scale/PROFILE/...)\n");
+    const char rows = plan->c->program == NULL ? '\0' : assay_program_row_axis(plan->c->program);
+    if (rows != '\0') printf("rows      %c\n", rows);
 }
 
 /* What a layer's remat policy costs; other operations keep everything. */

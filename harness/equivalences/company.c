@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "compare/thresholds.h"
+#include "harness/equivalences/free_axes.h"
 #include "harness/operations/operation.h"
 #include "harness/plan/inputs.h"
 #include "harness/plan/plan_make.h"
@@ -39,7 +40,8 @@ static const char *coupled_by(const assay_case *c)
     const int64_t shards =
         c->mesh_data * c->mesh_fsdp * c->mesh_expert * c->mesh_tensor * c->mesh_mlp_tensor * c->mesh_fsdp_transpose;
     const bool by_bytes = m->use_indexer || strcmp(m->kv_cache_dtype.text, "auto") != 0;
-    if (c->program != NULL) return "a program names no axis of rows";
+    if (c->program != NULL && assay_program_row_axis(c->program) == '\0')
+        return "steps go over every axis of its inputs";
     if (m->capacity_factor > 0 || m->ragged_buffer_factor > 0) return "rows are dropped, by what the others are";
     if (shards > 1) return "each shard has rows of its own";
     if (m->cache_length > 0 && m->pagedattn_num_pages == 0 && by_bytes)
@@ -49,6 +51,7 @@ static const char *coupled_by(const assay_case *c)
 
 static int64_t rows_of(const assay_case *c, const char *axis)
 {
+    if (c->program != NULL) return axis[0] == '\0' ? 1 : c->program->sizes[(unsigned char)axis[0]];
     return axis[0] == 'S' ? c->sequence : c->batch;
 }
 
@@ -98,9 +101,11 @@ static bool place(const placing *p, int64_t rows, const assay_tensor *from, assa
     return true;
 }
 
-/* BAD_INPUT where a case of another size has no meaning, as its inputs are of this one. */
-static assay_status resize(assay_context *ctx, const assay_form *one, const placing *p, assay_form *form)
+/* BAD_INPUT where a case of another size has no meaning, as its inputs are of this one. `own` owns the program of another size. */
+static assay_status resize(assay_context *ctx, const assay_form *one, const placing *p, assay_case *own,
+                           assay_form *form)
 {
+    char set[40];
     static char none[] = "none";
     static char *nothing[] = {none};
     OWNED_BY(assay_inputs_close) assay_inputs inputs = {0};
@@ -108,7 +113,13 @@ static assay_status resize(assay_context *ctx, const assay_form *one, const plac
     form->c.inputs = NULL;
     MUST(assay_alloc(ctx, "inputs", one->c.input_count + 1, sizeof *form->c.inputs, &form->c.inputs));
     for (int i = 0; i < one->c.input_count; i++) form->c.inputs[i] = one->c.inputs[i];
-    *(p->axis[0] == 'S' ? &form->c.sequence : &form->c.batch) = p->total;
+    if (one->c.program == NULL) *(p->axis[0] == 'S' ? &form->c.sequence : &form->c.batch) = p->total;
+    if (one->c.program != NULL && p->axis[0] != '\0') {
+        snprintf(set, sizeof set, "sizes.%s=%lld", p->axis, (long long)p->total);
+        MUST(assay_case_copy(ctx, &one->c, own));
+        MUST(assay_case_set(ctx, own, set));
+        form->c.program = own->program;
+    }
     form->c.seed++; /* the others are none of the case's */
     const bool resized = p->total != rows_of(&one->c, p->axis);
     for (int i = 0; resized && i < one->results.count; i++) { /* listed for each row: the others have the first */
@@ -200,10 +211,11 @@ static const assay_company_result no_result = {.why = "no result has rows that d
 /* The rows in this company. */
 static assay_status try_placing(assay_context *ctx, const asking *a, const placing *p, assay_company_result *r)
 {
+    OWNED_BY(assay_case_free) assay_case own_program = {0};
     OWNED_BY(assay_form_free) assay_form form = {0};
     char threads[16] = "";
     const char *own = getenv("OMP_NUM_THREADS");
-    assay_status status = resize(ctx, a->one, p, &form);
+    assay_status status = resize(ctx, a->one, p, &own_program, &form);
     snprintf(threads, sizeof threads, "%s", own == NULL ? "" : own);
     if (a->again) setenv("OMP_NUM_THREADS", strcmp(threads, "3") == 0 ? "2" : "3", 1);
     if (status == ASSAY_OK) status = assay_backend_form_results(ctx, a->options, &form, a->what, a->end);
@@ -261,8 +273,10 @@ assay_status assay_company_check(assay_context *ctx, const assay_backend_check_o
                                  const assay_company *company, assay_backend_end *end, assay_company_result *r)
 {
     const bool again = company->how == ASSAY_COMPANY_AGAIN;
-    const char *why = coupled_by(&one->c), *axis = assay_operation_by_name(one->c.op)->by_token ? "S" : "B";
-    if (again && why != NULL) why = NULL, axis = "";
+    const char *why = coupled_by(&one->c);
+    char axis[2] = {assay_operation_by_name(one->c.op)->by_token ? 'S' : 'B'};
+    if (one->c.program != NULL) axis[0] = assay_program_row_axis(one->c.program);
+    if (again && why != NULL) why = NULL, axis[0] = '\0';
     const int64_t rows = rows_of(&one->c, axis), half = rows / 2;
     int64_t elements = 0;
     *r = no_result;

@@ -118,13 +118,6 @@ static assay_status append(assay_context *ctx, assay_fixture_writer *writer, con
                                    : assay_fixture_append(ctx, writer, path, tensor->count, tensor->values);
 }
 
-static assay_status finish(assay_context *ctx, assay_fixture_writer *writer, assay_status status)
-{
-    if (status == ASSAY_OK) return assay_fixture_finish(ctx, writer);
-    assay_fixture_abandon(writer);
-    return status;
-}
-
 /* What was given to the other form, for its request. */
 static assay_status write_inputs(assay_context *ctx, const assay_form *other, const char *file)
 {
@@ -136,7 +129,7 @@ static assay_status write_inputs(assay_context *ctx, const assay_form *other, co
         if (assay_role_is_input(tensor->spec.role)) TRY(append(ctx, writer, tensor));
     }
 cleanup:
-    return finish(ctx, writer, status);
+    return assay_fixture_end(ctx, writer, status);
 }
 
 /* The first form's results as the other form has them, and their scales: the other form's (`own`, or NULL) where the
@@ -197,7 +190,7 @@ static assay_status write_golden(assay_context *ctx, const assay_profile *profil
     if (tensors == 0) status = assay_fail(ctx, ASSAY_INTERNAL, "%s: the two forms have no tensor in common", name);
 cleanup:
     free(yaml);
-    return finish(ctx, writer, status);
+    return assay_fixture_end(ctx, writer, status);
 }
 
 static assay_status copy_tensor(assay_context *ctx, assay_fixture_writer *writer, assay_fixture_reader *from,
@@ -228,7 +221,7 @@ static assay_status write_compared(assay_context *ctx, const assay_form *other, 
         TRY(copy_tensor(ctx, writer, reader, spec));
     }
 cleanup:
-    status = finish(ctx, writer, status);
+    status = assay_fixture_end(ctx, writer, status);
     assay_fixture_close(reader); /* whose labels the writer has */
     return status;
 }

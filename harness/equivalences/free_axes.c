@@ -156,3 +156,35 @@ void assay_program_free_axes(const assay_program *p, char axes[ASSAY_PROGRAM_LET
         if (p->sizes[i] > 1 && !b.letters[i]) axes[count++] = (char)i;
     axes[count] = '\0';
 }
+
+/* Whether indices of the axis know each other after this step: it goes over them, or takes them together, also where the result has the axis: norms
+ * and attention along the last one. */
+static bool couples(const assay_program *p, const assay_program_node *node, char axis)
+{
+    static const char *const over_last[] = {"norm", "attention", "delta", NULL};
+    const char *const *last = over_last;
+    bool coupled =
+        node->step == NULL && node->input >= 0 && p->tensors[node->input].weight && strchr(node->axes, axis) != NULL;
+    if (node->step == NULL) return coupled;
+    while (*last != NULL && strstr(node->step->name, *last) == NULL) last++;
+    for (const assay_program_parameter *x = node->step->parameters; x->name != NULL; x++)
+        coupled |= strcmp(x->name, "over") == 0 && strchr(assay_program_axes(node, "over"), axis) != NULL;
+    for (int i = 0; i < node->in_count; i++) {
+        const char *at = strchr(p->nodes[node->in[i]].axes, axis);
+        coupled |= at != NULL && (strchr(node->axes, axis) == NULL || (*last != NULL && at[1] == '\0'));
+    }
+    return coupled;
+}
+
+char assay_program_row_axis(const assay_program *p)
+{
+    char axes[ASSAY_PROGRAM_LETTERS];
+    assay_program_free_axes(p, axes);
+    for (int i = 1; i < p->node_count; i++) {
+        for (char *axis = axes; *axis != '\0'; axis++)
+            if (couples(p, &p->nodes[i], *axis)) *axis = '-';
+    }
+    for (const assay_program_tensor *t = p->tensors; t < p->tensors + p->tensor_count; t++)
+        if (strpbrk(t->axes, axes) != NULL) return *strpbrk(t->axes, axes);
+    return '\0';
+}

@@ -5,3 +5,6 @@
 #include "oracle/program/program.h"
 
 void assay_program_free_axes(const assay_program *p, char axes[ASSAY_PROGRAM_LETTERS]);
+
+/* The first axis of an input, and of no weight, whose indices do not know each other: rows. '\0': there is none. */
+char assay_program_row_axis(const assay_program *p);

@@ -77,13 +77,9 @@ static assay_status open_sink(assay_context *ctx, file_sink *sink, const assay_p
 /* The file is in place where all went well, what `status` says, and gone else. */
 static assay_status close_sink(assay_context *ctx, file_sink *sink, assay_status status)
 {
-    assay_fixture_writer *writer = sink->writer;
     assay_progress_end(&sink->progress);
     free(sink->written);
-    if (writer == NULL) return status;
-    if (status == ASSAY_OK) return assay_fixture_finish(ctx, writer);
-    assay_fixture_abandon(writer);
-    return status;
+    return sink->writer == NULL ? status : assay_fixture_end(ctx, sink->writer, status);
 }
 
 /* All elements of a tensor, some at a time. Whole numbers are read at once: some follow from others, and are made anew for

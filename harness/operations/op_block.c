@@ -160,9 +160,10 @@ static assay_status read_given(assay_context *ctx, block_run *m, int t)
     return ASSAY_OK;
 }
 
+/* A program's are numbers as any others. */
 static const int32_t *segments_of(const block_run *m)
 {
-    return m->indices[graph_find(&m->g, "inputs/segment_ids")];
+    return m->c->program != NULL ? NULL : m->indices[graph_find(&m->g, "inputs/segment_ids")];
 }
 
 /* [B,S,...]: tokens of padding may hold anything, NaN too, and nothing else may. */

@@ -168,7 +168,7 @@ static assay_status write_candidate(assay_context *ctx, const assay_trial *t, co
                                     const assay_tensor_set *candidate)
 {
     assay_status status;
-    assay_fixture_writer *writer = NULL, *done;
+    assay_fixture_writer *writer = NULL;
     char path[4096];
     const int length = snprintf(path, sizeof path, "%s/%s.h5", t->folder, mutant->name);
     if (length >= (int)sizeof path) return assay_fail(ctx, ASSAY_BAD_INPUT, "%.64s...: path too long", path);
@@ -181,12 +181,8 @@ static assay_status write_candidate(assay_context *ctx, const assay_trial *t, co
         const assay_tensor *tensor = &candidate->items[i];
         if (is_written(t, tensor)) TRY(append_tensor(ctx, writer, tensor, t->profile));
     }
-    done = writer;
-    writer = NULL;
-    TRY(assay_fixture_finish(ctx, done));
 cleanup:
-    assay_fixture_abandon(writer);
-    return status;
+    return assay_fixture_end(ctx, writer, status);
 }
 
 /* `made`: the trial itself, or that of whole gradients where its golden has sketches. */

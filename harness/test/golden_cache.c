@@ -1,4 +1,4 @@
-#define _GNU_SOURCE /* AT_ flags, gettid */
+#define _GNU_SOURCE /* AT_ flags, syscall */
 #include "harness/test/golden_cache.h"
 
 #include <dirent.h>
@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "compare/profile_yaml.h"
@@ -225,7 +226,7 @@ static assay_status evaluate_into(assay_context *ctx, const assay_plan *plan, co
     assay_status status;
     char *own = NULL;
     if (!can_be_written(ctx, folder, path)) return ASSAY_IO;
-    if (asprintf(&own, "%s" OWN_SUFFIX, path, (unsigned)gettid()) < 0)
+    if (asprintf(&own, "%s" OWN_SUFFIX, path, (unsigned)syscall(SYS_gettid)) < 0)
         return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the path of a golden");
     const int place = assay_leftover_path(own);
     TRY(assay_golden_write_from(ctx, plan, own, source, true));

@@ -373,13 +373,14 @@ TEST(axes_are_reversed_where_no_step_tells_their_indices_apart)
 {
     static const struct {
         const char *name, *free, *bound; /* each of the latter would be seen */
-    } table[] = {{"program/every-map", "DT", ""},        {"program/every-reduction", "DE", "T"},
-                 {"program/every-move", "", "DTH"},      {"program/norm-rope", "DNT", "R"},
-                 {"program/causal-conv", "BC", "TK"},    {"program/grouped-product", "DF", "TE"},
-                 {"program/top-k-softmax", "DFT", "EK"}, {"program/gated-delta-net", "BKNV", "T"},
-                 {"program/linear-scan", "BC", "T"},     {"program/transformer-layer", "BDF", "SH"},
-                 {"program/batched-product", "BHN", ""}, {"program/swiglu-quantise", "DET", ""},
-                 {"program/quantise-blocks", "", "N"}};
+        char rows;
+    } table[] = {{"program/every-map", "DT", "", 'T'},        {"program/every-reduction", "DE", "T", '\0'},
+                 {"program/every-move", "", "DTH", '\0'},     {"program/norm-rope", "DNT", "R", 'T'},
+                 {"program/causal-conv", "BC", "TK", 'B'},    {"program/grouped-product", "DF", "TE", '\0'},
+                 {"program/top-k-softmax", "DFT", "EK", 'T'}, {"program/gated-delta-net", "BKNV", "T", 'B'},
+                 {"program/linear-scan", "BC", "T", 'B'},     {"program/transformer-layer", "BDF", "SH", 'B'},
+                 {"program/batched-product", "BHN", "", 'B'}, {"program/swiglu-quantise", "DET", "", 'T'},
+                 {"program/quantise-blocks", "", "N", '\0'}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
         OWNED_BY(assay_form_free) assay_form one;
@@ -387,6 +388,7 @@ TEST(axes_are_reversed_where_no_step_tells_their_indices_apart)
         OWNED_BY(free_case) assay_case *c = case_named(table[i].name, "");
         assay_program_free_axes(c->program, axes);
         assert_string_equal(axes, table[i].free);
+        assert_int_equal(assay_program_row_axis(c->program), table[i].rows);
         evaluate(&ctx, c, &one);
         for (const char *at = table[i].bound; *at != '\0'; at++) {
             const assay_equivalence wrong = {

@@ -258,7 +258,7 @@ class Case:
         other addresses and threads; alone and among 1, 7, 64 and 257 others; in reverse order; beside rows of NaN; in two chunks.
 
         ``kernel(given, config)`` gets inputs, weights and cotangents by path as tensors of `module`, and gives results by path. Rows are tokens, or
-        sequences where tokens see each other; `rows` names another key of the case, and of a program the letter of an axis. Gradients of weights are
+        sequences where tokens see each other; `rows` names another key of the case, and of a program the letter of an axis (else the first whose indices do not know each other). Gradients of weights are
         compared by repeat alone. `checks` may have "split" too: a cache in other numbers of splits. No golden is needed, but to say whether rounding explains a difference.
         """
         known = (*_invariance.CHECKS, "split")

@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import itertools
 import re
+import subprocess
 import sys
+import tempfile
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
@@ -72,7 +74,7 @@ class Checker:
         self.case, self.kernel, self.module = case, kernel, _tensors.module_of(module)
         program = case.op == "program"
         if program and rows is None:
-            raise lib.BadInput('check_invariance: rows is missing: the letter of the axis whose rows do not know each other, as rows="T"')
+            rows = rows_of(case)
         if case.op in PLACED:
             raise lib.BadInput(f"check_invariance: {case.name}: {PLACED[case.op]}")
         for key, (free, why) in BOUND.items():
@@ -88,7 +90,8 @@ class Checker:
         self.count = len_of(case, self.key) if program else sum(self.groups) if case.op == "gmm" else int(case.config[self.key])
         self.unit = self.count if meshed else 1  #: a mesh takes whole multiples of what the case has
         #: inputs whose values the case lists, which need as many as there are rows
-        self.listed = {} if case.op == "gmm" else {name: values.split(",") for name, values in re.findall(r"(\w+): \{[^}]*\bvalues: \[([^\]]+)\]", case.yaml)}
+        listed = re.findall(r"(\w+): \{([^}]*)\bvalues: \[([^\]]+)\]", "" if case.op == "gmm" else case.yaml)
+        self.listed = {name: values.split(",") for name, said, values in listed if not program or re.search(rf"axes: \[[^\]]*\b{rows}\b", said)}
         self.before = self.run(self.together())[0]
 
     def together(self) -> Company:
@@ -251,6 +254,29 @@ class Checker:
 
 def groups_text(sizes: Sequence[int]) -> str:
     return f"inputs.group_sizes={{values: [{', '.join(map(str, sizes))}]}}"
+
+
+def rows_of(program: Any) -> str:
+    """The letter of the axis whose indices do not know each other, as `assay show` has it."""
+    found = re.search(r"^rows +(\w)$", show(program.yaml), re.MULTILINE)
+    if found is None:
+        raise lib.BadInput(f"check_invariance: {program.name}: steps go over every axis of its inputs, or know its indices; rows=\"T\" names one anyway")
+    return found[1]
+
+
+def show(yaml: str) -> str:
+    from .__main__ import program
+
+    with tempfile.NamedTemporaryFile("w", suffix=".yml") as file:
+        file.write(yaml)
+        file.flush()
+        try:
+            made = subprocess.run([program(), "show", file.name], capture_output=True, text=True)
+        except OSError as error:
+            raise lib.BadInput(f"check_invariance: {program()}: {error.strerror}") from error
+    if made.returncode != 0:
+        raise lib.BadInput(f"check_invariance: {made.stderr.strip()}")
+    return made.stdout
 
 
 def len_of(case: Any, key: str) -> int:

@@ -134,14 +134,15 @@ def test_a_traced_function_with_no_catalogue() -> None:
         y = np.stack([(row * w.T).sum(1) for row in x])
         return {next(iter(case.expected)): y / (1 + np.exp(-y))}
 
-    case.check_invariance(kernel, rows="T")
+    case.check_invariance(kernel)
 
     def wrong(given: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
         (path, y), = kernel(given, config).items()
         return {path: y * (1 + 2e-7 * (len(y) > 5))}
 
-    with pytest.raises(assay.NotInvariant, match="batch: "):
-        case.check_invariance(wrong, rows="T")
+    for rows in (None, "T"):
+        with pytest.raises(assay.NotInvariant, match="batch: "):
+            case.check_invariance(wrong, rows=rows)
 
 
 GMM = {"base_emb_dim": 32, "base_moe_mlp_dim": 6, "sequence": 20, "gradients": "none", "num_experts": 4, "num_experts_per_tok": 1, "batch": 1,
@@ -245,11 +246,32 @@ def test_nothing_is_found_in_the_oracle_and_in_numpy() -> None:
 
 
 def test_what_is_passed_over_has_a_reason() -> None:
-    made = check("moe/mesh-ring-expert2", "gmm/ragged", "moe/mixtral-capacity", "program/every-map", "attention/window-segments", "--equivalence", "repeat,batch", "-v")
+    made = check("moe/mesh-ring-expert2", "gmm/ragged", "moe/mixtral-capacity", "program/every-reduction", "attention/window-segments", "--equivalence", "repeat,batch", "-v")
     assert made.returncode == 0 and made.stdout.count("repeat   the same bits\n") == 5 and ": 6 equivalences held, 0 failed, 4 passed over" in made.stdout, made.stdout
     assert "attention/window-segments            batch    the same bits, among up to 257 others" in made.stdout, made.stdout
-    for why in ("each shard has rows of its own", "inputs/lhs has another size, and no axis B of rows", "rows are dropped, by what the others are", "a program names no axis of rows"):
+    for why in ("each shard has rows of its own", "inputs/lhs has another size, and no axis B of rows", "rows are dropped, by what the others are", "steps go over every axis of its inputs"):
         assert f"batch    passed over: {why}\n" in made.stdout, made.stdout
+
+
+def test_programs_have_rows() -> None:
+    made = check("program/*", "--equivalence", "order,pad,chunk")
+    assert made.returncode == 0 and "84 cases" in made.stdout and " 0 failed" in made.stdout and made.stdout.count("PASS") == 138, made.stdout + made.stderr
+    with pytest.raises(assay.BadInput, match="program/every-reduction: steps go over every axis"):
+        assay.case("program/every-reduction").check_invariance(lambda given, config: {})
+
+
+def test_a_program_of_the_catalogue() -> None:
+    case = assay.case("program/transformer-layer", precision="f64", gradients="none")  # rows are sequences, and it lists segments
+
+    def kernel(given: dict[str, Any], config: dict[str, Any], fault: float = 0.0) -> dict[str, Any]:
+        batch = len(given["inputs/x"])
+        of = assay.case(case.what, inputs=given, precision="f64", cache="", gradients="none", **{"sizes.B": batch})
+        return {path: of.golden(path) * (1 + fault * (batch > 8)) for path, tensor in of.expected.items() if tensor.required}
+
+    checks = ["repeat", "batch", "order", "chunk"]  # of NaN there is no golden
+    case.check_invariance(kernel, checks=checks)
+    with pytest.raises(assay.NotInvariant, match="batch: outputs/y.* among 8 others, and not among 7"):
+        case.check_invariance(lambda given, config: kernel(given, config, 1e-3), checks=checks)
 
 
 def test_bad_input_is_one_line() -> None:
