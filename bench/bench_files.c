@@ -66,10 +66,8 @@ assay_status bench_write_file(assay_context *ctx, const bench_files *files, bool
     TRY(assay_fixture_set_text(ctx, writer, "case", "large"));
     TRY(assay_fixture_set_text(ctx, writer, "case_yaml", "case: large\nop: rms_norm\ndtype: bfloat16\n"));
     TRY(append_all(ctx, writer, files, golden, values, scales));
-    status = assay_fixture_finish(ctx, writer);
-    writer = NULL;
 cleanup:
-    assay_fixture_abandon(writer);
+    status = assay_fixture_end(ctx, writer, status);
     free(values);
     free(scales);
     return status;

@@ -30,11 +30,8 @@ static assay_status write_fixture(assay_context *ctx, void *self)
     TRY(assay_fixture_create(ctx, f->fixture, &writer));
     TRY(assay_fixture_declare(ctx, writer, &spec));
     TRY(assay_fixture_append(ctx, writer, TENSOR, COUNT, f->values));
-    status = assay_fixture_finish(ctx, writer);
-    writer = NULL;
 cleanup:
-    assay_fixture_abandon(writer);
-    return status;
+    return assay_fixture_end(ctx, writer, status);
 }
 
 static assay_status read_fixture(assay_context *ctx, void *self)

@@ -118,17 +118,21 @@ static const char *word_of(const assay_tensor_result *t)
     return t->finding == ASSAY_FINDING_MISSING ? "not given" : t->verdict == ASSAY_FAIL ? "beyond" : "rounding";
 }
 
+static double rms_of(const assay_between *b, int side, const char *path)
+{
+    const assay_tensor_result *t = assay_result_of(&b->of[side], path);
+    return t == NULL ? 0 : t->rms_ratio;
+}
+
 static void print_tensors(const assay_between *b, bool verbose)
 {
     printf("  %-48s %-10s %-10s %-10s %s\n", "tensor: RMS over error scale of", "A", "B", "B - A", "");
     for (int i = 0; i < b->apart.count; i++) {
         const assay_tensor_result *t = &b->apart.tensors[i];
-        const assay_tensor_result *a = assay_result_of(&b->of[0], t->spec.path),
-                                  *other = assay_result_of(&b->of[1], t->spec.path);
         const bool shown = t->finding != ASSAY_FINDING_MISSING && t->spec.type != ASSAY_INT32;
         if (!shown || (!verbose && !t->required && t->verdict != ASSAY_FAIL)) continue;
-        printf("  %-48s %-10.3g %-10.3g %-10.3g %s\n", t->spec.path, a == NULL ? 0 : a->rms_ratio,
-               other == NULL ? 0 : other->rms_ratio, t->rms_ratio, word_of(t));
+        printf("  %-48s %-10.3g %-10.3g %-10.3g %s\n", t->spec.path, rms_of(b, 0, t->spec.path),
+               rms_of(b, 1, t->spec.path), t->rms_ratio, word_of(t));
     }
 }
 
@@ -155,12 +159,10 @@ static void print_text(const between_run *r, const assay_between *b, const char 
 
 static bool put_tensor(cJSON *list, const assay_between *b, const assay_tensor_result *t)
 {
-    const assay_tensor_result *of[2] = {assay_result_of(&b->of[0], t->spec.path),
-                                        assay_result_of(&b->of[1], t->spec.path)};
     cJSON *item = json_object(list, NULL);
     return json_text(item, "path", t->spec.path) && json_text(item, "verdict", word_of(t)) &&
-           json_text(item, "message", t->message) && json_number(item, "a", of[0] == NULL ? 0 : of[0]->rms_ratio) &&
-           json_number(item, "b", of[1] == NULL ? 0 : of[1]->rms_ratio) && json_number(item, "apart", t->rms_ratio);
+           json_text(item, "message", t->message) && json_number(item, "a", rms_of(b, 0, t->spec.path)) &&
+           json_number(item, "b", rms_of(b, 1, t->spec.path)) && json_number(item, "apart", t->rms_ratio);
 }
 
 static bool put_counts(cJSON *root, const assay_between *b)

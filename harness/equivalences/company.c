@@ -286,20 +286,15 @@ assay_status assay_company_check(assay_context *ctx, const assay_backend_check_o
         snprintf(r->why, sizeof r->why, "%s", why);
         return ASSAY_OK;
     }
-    for (int i = 0; i < one->results.count; i++) elements += one->results.items[i].count;
-    asking a = {.options = options,
-                .one = one,
-                .what = company->name,
-                .axis = axis,
-                .rows = rows,
-                .quantile = assay_thresholds_of(options->false_alarm, elements, 1, 0).element,
-                .again = again,
-                .end = end};
+    asking a = {
+        .options = options, .one = one, .what = company->name, .axis = axis, .rows = rows, .again = again, .end = end};
     for (int i = 0; i < one->results.count; i++) {
         const assay_tensor_spec *spec = &one->results.items[i].spec;
         int64_t outer, inner;
         a.coupled |= spec->role == ASSAY_ROLE_COTANGENT && !find_axis(spec, axis, &outer, &inner);
+        elements += one->results.items[i].count;
     }
+    a.quantile = assay_thresholds_of(options->false_alarm, elements, 1, 0).element;
     placing p = {.axis = axis, .total = rows, .kept = rows, .reversed = company->how == ASSAY_COMPANY_ORDER};
     if (company->how == ASSAY_COMPANY_OTHERS) return try_others(ctx, &a, r);
     if (company->how == ASSAY_COMPANY_CHUNKS) {

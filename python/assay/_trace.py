@@ -170,6 +170,7 @@ class Tracer:
         self.name, self.function = name, function
         self.casts, self.gradients = casts, gradients  #: casts: "keep": all that round are steps; gradients: what stops them is
         self.stores = False  #: sums in gradients of what is repeated are stored as they grow, as JAX has them on processors
+        self.parts: dict[str, Any] = {"unfused": True}  #: of a function of several operators, which may store what each gives; not where the function keeps that in float32
         self.place = place_of(function)  #: file and line of what is recorded
         self.inputs: list[tuple[str, Value, np.ndarray[Any, Any] | str | None]] = []  #: whole numbers: those of the example, or their text
         self.compared: dict[int, set[int]] = {}  #: numbers that an argument is compared with
@@ -471,7 +472,7 @@ class Tracer:
 
     def log1p(self, x: Value) -> Value:
         if x.came("exp"):
-            return self.map("softplus", *x.came("exp"), unfused=True)
+            return self.map("softplus", *x.came("exp"), **self.parts)
         return self.map("log1p", x)
 
     def expm1(self, x: Value) -> Value:
@@ -709,17 +710,17 @@ class Tracer:
         if step == "mul":
             found = silu_of(a, b) or silu_of(b, a)
             if found is not None:
-                return self.map("silu", found, unfused=True)
+                return self.map("silu", found, **self.parts)
             normed = rms_norm_of(a, b) or rms_norm_of(b, a) or scaled_root_of(a, b) or scaled_root_of(b, a)
             if normed is not None:
-                return self.rms_norm(*normed, unfused=True)
+                return self.rms_norm(*normed, **self.parts)
             gelu = gelu_of(self, values, dims)
-            return None if gelu is None else self.map(*gelu, unfused=True)
+            return None if gelu is None else self.map(*gelu, **self.parts)
         if step == "div":
             x, place = sum_of(b)
             whole = shifted(a.came("exp")[0], place) if x is not None and same(x, a) and len(a.dims) == len(b.dims) and a.came("exp") else None
             if whole is not None:
-                return self.along("softmax", whole, place, unfused=True)
+                return self.along("softmax", whole, place, **self.parts)
             over = a.origin
             if over is not None and over.operator == "sum" and b.number == size_of([x for p in over.places for x in over.operands[0].dims[p]]):
                 return self.over("mean", over.operands[0], over.places, True).seen(a.dims)
@@ -730,16 +731,16 @@ class Tracer:
             whole = shifted(x, place) if x is not None and same(x, a) and len(b.dims) == len(x.dims) else None
             if whole is not None:
                 whole = a if self.stores else whole  # which JAX rounds
-                return self.together("sub", [whole, self.over("logsumexp", whole, [place], True, unfused=True)])
+                return self.together("sub", [whole, self.over("logsumexp", whole, [place], True, **self.parts)])
         if step == "add":
             x, place = exponentials_of(a)
             whole = shifted(x, place) if x is not None else None
             if whole is not None and x is not None and x.came("sub")[1].core is b.core and alike(a.dims, b.dims):
-                return self.over("logsumexp", whole, [place], True, unfused=True).seen(a.dims)
+                return self.over("logsumexp", whole, [place], True, **self.parts).seen(a.dims)
             positive = a.came("maximum")
             tail = b.came("softplus") and b.came("softplus")[0].came("neg") and b.came("softplus")[0].came("neg")[0].came("abs")
             if positive and tail and positive[1].number == 0 and same(positive[0], tail[0]):
-                return self.map("softplus", tail[0], unfused=True)
+                return self.map("softplus", tail[0], **self.parts)
         return None
 
     def rms_norm(self, x: Value, scale: Value, epsilon: float, **parameters: Any) -> Value:
@@ -1637,7 +1638,7 @@ def pieces_of(t: Tracer, mask: Value, a: Value, b: Value) -> Value | None:
     x, number = pair[0], pair[1].number
     above, below = (a, b) if how[0] == "g" else (b, a)
     if number >= 20 and same(above, x) and softplus_of(below, x):
-        return t.map("softplus", x, unfused=True)
+        return t.map("softplus", x, **t.parts)
     if same(above, x) and below.number == number:
         return t.map("relu", x) if number == 0 else t.together("maximum", [x, below])
     if above.number == number and (same(below, x) or (below.came("maximum") and (below.came("maximum")[1].number or 0) <= number and same(below.came("maximum")[0], x))):

@@ -110,6 +110,7 @@ class Recorder(TorchDispatchMode):
         self.rotations = Turns(tracer)
         self.alive: list[Any] = []  # so that no id is used again
         self.given: set[int] = set()
+        self.narrow = False  #: arguments are in coarser types than float32
         self.own: set[int] = set()  #: what is computed of no argument
         self.random: set[int] = set()  #: and drawn
         self.wide = Wide(None, False)
@@ -448,6 +449,8 @@ class Recorder(TorchDispatchMode):
         if isinstance(out, torch.Tensor) and out.numel() == 0:
             return self.t.nothing(operator, out.shape)
         given, named = read_by(handler, func, args, kwargs)
+        first = out if isinstance(out, torch.Tensor) else out[0]
+        self.t.parts = {} if self.narrow and first.dtype in (torch.float32, torch.float64) else {"unfused": True}
         made = handler(out, *given, **named)
         for v, tensor in zip(made, out) if isinstance(made, list) else [(made, out)]:
             if not tensor.is_floating_point() and not (v.integer or v.refused or v.number is not None or (v.step is not None and v.step.known)):
@@ -1426,6 +1429,7 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
         integers = None if tensor.is_floating_point() else np.array([0, counts[name] - 1]) if name in counts else tensor.cpu().numpy().astype(np.int64)
         value = tracer.given(name, tensor.shape, integers, name in weights)
         value.truth = tensor.dtype == torch.bool
+        recorder.narrow |= tensor.is_floating_point() and tensor.element_size() < 4
         recorder.bind(tensor, value)
         arguments[name] = tensor.requires_grad_(tensor.is_floating_point())
     RECORDERS.append(recorder)
