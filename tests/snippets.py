@@ -108,7 +108,7 @@ def run_command(command, shown, environment, folder):
                           stdin=subprocess.DEVNULL)
     printed = done.stdout + done.stderr
     status = done.returncode
-    judges = re.search(r"assay (run|compare|check|power|verify|fuzz)\b", command)  # and may find something wrong
+    judges = re.search(r"assay (run|compare|check|between|tolerance|power|verify|fuzz)\b", command)  # and may find something wrong
     lawful = [int(expected.group(1))] if expected else [0, 1, 3] if judges else [0]
     if status not in lawful:
         return f"status {status}: {printed.strip()[-400:]}"

@@ -43,7 +43,7 @@ REAL = {complex: real for real, complex in COMPLEX.items()}
 
 def rounds(given: Any, to: Any, casts: str | None) -> bool:
     """Whether a cast is one that loses something and counts: one to a byte does, others if casts are kept. None: none does."""
-    if not (given.is_floating_point and to.is_floating_point and (casts == "keep" or (casts and to.itemsize == 1))):
+    if not (given.is_floating_point and to.is_floating_point and (casts == "keep" or (casts and torch.finfo(to).bits == 8))):
         return False
     before, after = torch.finfo(given), torch.finfo(to)
     return after.eps > before.eps or after.max < before.max

@@ -1108,3 +1108,15 @@ def test_what_is_joined_may_be_empty():
         return torch.cat([torch.empty(0, 1, 4), x[torch.tensor([2, 0])], torch.empty(0, 1, 4)]).sum(1)
 
     assert "outputs:" in str(assay.trace(reference, {"x": torch.randn(3, 1, 4)}))
+
+
+def test_what_is_kept_in_float32_stores_no_parts():
+    def norm(x, w):
+        n = x.float()
+        return (n * torch.rsqrt(n.square().mean(-1, keepdim=True) + 1e-6) * w.float()).to(x.dtype)
+
+    for dtype, parts in ((torch.bfloat16, ""), (torch.float32, ", unfused=true")):
+        example = {"x": torch.randn(3, 8).to(dtype), "w": torch.randn(8).to(dtype)}
+        assert f"rms_norm(x, w, epsilon=1e-06{parts})" in str(assay.trace(norm, example))
+    plain = lambda x: torch.nn.functional.silu(x) * 2 if x.dtype == torch.float32 else x * torch.sigmoid(x)  # noqa: E731
+    assert "silu(x, unfused=true)" in str(assay.trace(plain, {"x": torch.randn(3, 8).bfloat16()}))
