@@ -366,11 +366,9 @@ const assay_command assay_command_check = {
     .name = "check",
     .arguments = "CASE...",
     .summary = "two ways of computing the same thing, against each other",
-    .details = "The same bits: fused-unfused, remat-kept, chunked-whole (of the embedding).\n"
-               "Within 10 error scales of float64: dense-sparse, sparse-fused_moe, capacity-dropless, sharded-whole,\n"
-               "ring-alltoall, chunked-whole (of tokens), batchsplit-plain. With --backend: its own two forms of each, "
-               "by the\n"
-               "rule of the profile. A case that has no other form is passed over (docs/further-checks.md).\n",
+    .details =
+        "With --backend: its own two forms of each, by the rule of the profile. docs/further-checks.md has the forms\n"
+        "and what must hold. A case that has no other form is passed over.\n",
     .options = ASSAY_OPT_CHOOSE | ASSAY_OPT_SET | ASSAY_OPT_EQUIVALENCE | ASSAY_OPT_BACKEND | ASSAY_OPT_PRECISION,
     .least = 1,
     .most = -1,
