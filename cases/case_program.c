@@ -296,36 +296,35 @@ static assay_status require_step(const assay_yaml *y, assay_case *c, const yaml_
     return assay_yaml_refuse(y, at, "%s has %.40s, which is no step", key, name);
 }
 
-static assay_status read_stored(const assay_yaml *y, assay_case *c, const char *key, const yaml_node_t *node)
+/* These lines are stored, or fused. */
+static assay_status mark_lines(const assay_yaml *y, assay_case *c, const char *key, const yaml_node_t *node, bool fused)
 {
     OWNED_BY(assay_text_list_free) assay_text_list list = {0};
-    MUST(assay_yaml_list(y, node, key, &list));
-    for (int i = 0; i < list.count; i++) {
-        assay_program_line *line;
-        MUST(require_step(y, c, node, key, list.items[i]));
-        for (int k = 0; (line = next_called(c, list.items[i], &k)) != NULL; k++) line->stored = true;
-    }
-    return ASSAY_OK;
-}
-
-/* All is every line that is not stored. */
-static assay_status read_fused(const assay_yaml *y, assay_case *c, const char *key, const yaml_node_t *node)
-{
-    OWNED_BY(assay_text_list_free) assay_text_list list = {0};
-    if (node->type == YAML_SCALAR_NODE && strcmp((const char *)node->data.scalar.value, "all") == 0) {
-        for (int i = 0; c->program != NULL && i < c->program->line_count; i++)
-            c->program->lines[i].fused = !c->program->lines[i].stored;
-        return ASSAY_OK;
-    }
     MUST(assay_yaml_list(y, node, key, &list));
     for (int i = 0; i < list.count; i++) {
         assay_program_line *line;
         MUST(require_step(y, c, node, key, list.items[i]));
         for (int k = 0; (line = next_called(c, list.items[i], &k)) != NULL; k++) {
-            if (line->stored) MUST(assay_yaml_refuse(y, node, "fused has %.40s, which stored has too", list.items[i]));
-            line->fused = true;
+            if (line->stored && fused)
+                MUST(assay_yaml_refuse(y, node, "fused has %.40s, which stored has too", list.items[i]));
+            *(fused ? &line->fused : &line->stored) = true;
         }
     }
+    return ASSAY_OK;
+}
+
+static assay_status read_stored(const assay_yaml *y, assay_case *c, const char *key, const yaml_node_t *node)
+{
+    return mark_lines(y, c, key, node, false);
+}
+
+/* All is every line that is not stored. */
+static assay_status read_fused(const assay_yaml *y, assay_case *c, const char *key, const yaml_node_t *node)
+{
+    const bool all = node->type == YAML_SCALAR_NODE && strcmp((const char *)node->data.scalar.value, "all") == 0;
+    if (!all) return mark_lines(y, c, key, node, true);
+    for (int i = 0; c->program != NULL && i < c->program->line_count; i++)
+        c->program->lines[i].fused = !c->program->lines[i].stored;
     return ASSAY_OK;
 }
 

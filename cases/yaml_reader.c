@@ -62,17 +62,17 @@ assay_status assay_yaml_refuse_choice(const assay_yaml *y, const yaml_node_t *at
     return assay_yaml_refuse_value(y, at, what, wanted);
 }
 
+static void step_over(yaml_mark_t *mark, char letter)
+{
+    mark->column = letter == '\n' ? 0 : mark->column + 1;
+    mark->line += letter == '\n';
+}
+
 /* Where libyaml's reader, which knows only the number of bytes read, stopped. */
 static yaml_mark_t mark_of(const char *text, size_t size, size_t offset)
 {
     yaml_mark_t mark = {0};
-    for (size_t i = 0; i < size && i < offset; i++) {
-        mark.column++;
-        if (text[i] == '\n') {
-            mark.line++;
-            mark.column = 0;
-        }
-    }
+    for (size_t i = 0; i < size && i < offset; i++) step_over(&mark, text[i]);
     return mark;
 }
 
@@ -81,11 +81,7 @@ static bool is_tab(const char *text, size_t size, yaml_mark_t at)
     yaml_mark_t mark = {0};
     for (size_t i = 0; i < size; i++) {
         if (mark.line == at.line && mark.column == at.column) return text[i] == '\t';
-        mark.column++;
-        if (text[i] == '\n') {
-            mark.line++;
-            mark.column = 0;
-        }
+        step_over(&mark, text[i]);
     }
     return false;
 }

@@ -124,12 +124,12 @@ def kda(q, k, v, f, b, start, A_log, dt_bias, bound=None):
     return {"state": state[0], "y": y[0]}
 
 
-def compressed_attention(x, q, own, at, of, sign, first, wkv, wgate, bias, norm, sinks, wo):
+def compressed_attention(x, q, own, at, of, first, wkv, wgate, bias, norm, sinks, wo):
     (tokens, heads, width), ratio = q.shape, len(bias)
     if at.tolist() != list(range(tokens)) or of.tolist() != at.tolist() or first.tolist() != [i * ratio for i in range(len(first))]:
         raise Unsupported("tokens are those from 0 on")
     config = SimpleNamespace(compress_rates={"heavily_compressed_attention": ratio}, head_dim=width, hidden_size=x.shape[1], rms_norm_eps=1e-6, max_position_embeddings=tokens,
-                             num_attention_heads=heads, rope_parameters={"compress": {"rope_type": "default", "rope_theta": 160000.0, "partial_rotary_factor": len(sign) / width}})
+                             num_attention_heads=heads, rope_parameters={"compress": {"rope_type": "default", "rope_theta": 160000.0, "partial_rotary_factor": 4 / width}})
     compressor = v4.DeepseekV4HCACompressor(config)
     parameters = {"kv_proj.weight": wkv.T, "gate_proj.weight": wgate.T, "position_bias": bias, "kv_norm.weight": norm}
     entries, later = functional_call(compressor, parameters, (x[None], None, at[None], None, 0))
@@ -145,13 +145,13 @@ def compressed_attention(x, q, own, at, of, sign, first, wkv, wgate, bias, norm,
     return {"y": functional_call(projection, {"weight": wo.transpose(1, 2).flatten(0, 1)}, (o.reshape(1, tokens, groups, -1),))[0]}
 
 
-def compressed_sparse_attention(x, qr, q, own, at, sign, first, wkv, wgate, bias, norm, index_wkv, index_wgate, index_bias, index_norm, index_wq, weights_proj, sinks, count):
+def compressed_sparse_attention(x, qr, q, own, at, first, wkv, wgate, bias, norm, index_wkv, index_wgate, index_bias, index_norm, index_wq, weights_proj, sinks, count):
     (tokens, heads, width), keys, ratio = q.shape, len(x), len(bias)
     if at.tolist() != list(range(keys - tokens, keys)) or first.tolist() != [i * ratio for i in range(len(first))]:
         raise Unsupported("queries are the last tokens")
     config = SimpleNamespace(compress_rates={"compressed_sparse_attention": ratio}, head_dim=width, hidden_size=x.shape[1], rms_norm_eps=1e-6, max_position_embeddings=keys,
                              num_attention_heads=heads, index_n_heads=index_wq.shape[1], index_head_dim=index_wq.shape[2], index_topk=count, q_lora_rank=qr.shape[1],
-                             rope_parameters={"compress": {"rope_type": "default", "rope_theta": 160000.0, "partial_rotary_factor": len(sign) / width}})
+                             rope_parameters={"compress": {"rope_type": "default", "rope_theta": 160000.0, "partial_rotary_factor": 4 / width}})
     compressor = v4.DeepseekV4CSACompressor(config)
     parameters = {"kv_proj.weight": wkv.T, "gate_proj.weight": wgate.T, "position_bias": bias, "kv_norm.weight": norm}
     parameters |= {"indexer." + name: tensor for name, tensor in {"kv_proj.weight": index_wkv.T, "gate_proj.weight": index_wgate.T, "position_bias": index_bias,
@@ -168,7 +168,7 @@ def compressed_sparse_attention(x, qr, q, own, at, sign, first, wkv, wgate, bias
     return {"y": v4.apply_rotary_pos_emb(o.transpose(1, 2), cos, -sin).transpose(1, 2)[0], "routing/ids/top_k": (chosen[0, 0] == 0).nonzero()[:, 1].reshape(tokens, -1).int()}
 
 
-def compressed_blocks_attention(x, qr, q, own, before, before_qr, at, of, sign, first, wkv, wgate, norm, wk, k_norm, source_wq, source_weights, index_wq, index_weights, sinks, wo):
+def compressed_blocks_attention(x, qr, q, own, before, before_qr, at, of, first, wkv, wgate, norm, wk, k_norm, source_wq, source_weights, index_wq, index_weights, sinks, wo):
     """NeMo Automodel's: the compressor and indexer of the layer before, and all of the layer, without the codes that caches hold."""
     from nemo_automodel.components.models.deepseek_v41 import attention as v41
     from nemo_automodel.components.models.common import BackendConfig
@@ -179,7 +179,7 @@ def compressed_blocks_attention(x, qr, q, own, before, before_qr, at, of, sign, 
     v41.quantize_cache = lambda x, **_: x
     config = SimpleNamespace(hidden_size=x.shape[1], q_lora_rank=qr.shape[1], num_attention_heads=heads, head_dim=width, o_groups=groups, o_lora_rank=narrow, sliding_window=3,
                              attention_dropout=0.0, kv_source_layer_ids=[0], index_source_layer_ids=[0, 1], candidate_source_layer_id=0, index_n_heads=index_wq.shape[1],
-                             index_head_dim=index_wq.shape[2], index_topk=3, candidate_topk_blocks=2, candidate_block_size=4, compress_ratios=[2, 2], qk_rope_head_dim=len(sign),
+                             index_head_dim=index_wq.shape[2], index_topk=3, candidate_topk_blocks=2, candidate_block_size=4, compress_ratios=[2, 2], qk_rope_head_dim=4,
                              compress_rope_theta=160000.0, rope_theta=10000.0, rope_scaling=None, rms_norm_eps=1e-6, torch_dtype="float64")
     padded = lambda t: F.pad(t, (0, 0) * (t.dim() - 1) + (keys - tokens, 0))[None]
     turns = v41._RotaryEmbedding(config, compressed=True)

@@ -280,8 +280,8 @@ def over_window_and_chosen(k, q, own, c, ids, at, sinks):
     return k.step("o", o)
 
 
-def compressed_sparse_attention(k, x, qr, q, own, at, sign, first, wkv, wgate, bias, norm, index_wkv, index_wgate, index_bias, index_norm, index_wq, weights_proj, sinks, count=3):
-    tokens, ratio, rotated = len(q), len(bias), len(sign)
+def compressed_sparse_attention(k, x, qr, q, own, at, first, wkv, wgate, bias, norm, index_wkv, index_wgate, index_bias, index_norm, index_wq, weights_proj, sinks, count=3):
+    tokens, ratio, rotated = len(q), len(bias), 4
     c = k.step("c", overlapping_entries(k, "", x, wkv, wgate, bias, norm, first, rotated))
     ik = k.step("ik", overlapping_entries(k, "i", x, index_wkv, index_wgate, index_bias, index_norm, first, rotated))
     iq = k.step("iq", k.product("tq,qhi->thi", qr, index_wq))
@@ -295,9 +295,9 @@ def compressed_sparse_attention(k, x, qr, q, own, at, sign, first, wkv, wgate, b
     return {"y": torch.cat([o[..., :-rotated], turned(o[..., -rotated:], at, 160000.0, True, True)], -1)}
 
 
-def compressed_blocks_attention(k, x, qr, q, own, before, before_qr, at, of, sign, first, wkv, wgate, norm, wk, k_norm, source_wq, source_weights, index_wq, index_weights, sinks, wo,
+def compressed_blocks_attention(k, x, qr, q, own, before, before_qr, at, of, first, wkv, wgate, norm, wk, k_norm, source_wq, source_weights, index_wq, index_weights, sinks, wo,
                                 best=2, count=3):
-    ratio, block, rotated = len(x) // len(first), 4, len(sign)
+    ratio, block, rotated = len(x) // len(first), 4, 4
     turn = lambda t, positions, back=False: torch.cat([t[..., :-rotated], turned(t[..., -rotated:], positions, 160000.0, True, back)], -1)
     z, kv = (k.step(name, k.product("sd,dc->sc", x, w).unflatten(0, (-1, ratio))) for name, w in (("z", wgate), ("kv", wkv)))
     n = k.step("n", k.rms_norm((k.softmax(z.transpose(1, 2)) * kv.transpose(1, 2)).sum(-1), norm))
@@ -618,8 +618,8 @@ def kda(k, q, k_, v, f, b, start, A_log, dt_bias, bounded=False):
     return {"state": state, "y": torch.cat(made)}
 
 
-def compressed_attention(k, x, q, own, at, of, sign, first, wkv, wgate, bias, norm, sinks, wo):
-    ratio, entries, (tokens, heads, width), rotated = len(bias), len(first), q.shape, len(sign)
+def compressed_attention(k, x, q, own, at, of, first, wkv, wgate, bias, norm, sinks, wo):
+    ratio, entries, (tokens, heads, width), rotated = len(bias), len(first), q.shape, 4
     used = x[: ratio * entries]
     z = k.step("z", k.product("td,dc->tc", used, wgate).unflatten(0, (entries, ratio)) + bias)
     kv = k.step("kv", k.product("td,dc->tc", used, wkv).unflatten(0, (entries, ratio)))

@@ -61,6 +61,9 @@ assay_status assay_noise_hold(assay_context *ctx, const assay_trial *t, const as
 assay_status assay_expected_compare(assay_context *ctx, const assay_trial *t, const assay_tensor_set *expected,
                                     const assay_candidate_results *of_candidate, assay_report *report);
 
+/* No scale of a row is below this part of the RMS of `of` in that row. */
+void assay_raise_to_usual(const assay_tensor *of, double relative, double *scales);
+
 /* 0 of none. */
 double assay_rms(const double *values, int64_t count); /* of those that are finite */
 

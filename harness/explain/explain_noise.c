@@ -45,34 +45,22 @@ static assay_status add_draw(assay_context *ctx, const assay_trial *t, const ass
     return status;
 }
 
-/* A coarse rounding that may go either way goes one way in all draws where it is nearly sure: no row's deviation is far
- * below what is usual in the tensor for its size. */
-static void raise_to_usual(const assay_tensor *golden, double *scales)
-{
-    const int64_t width = assay_tensor_width(golden);
-    const double size = assay_rms(golden->values, golden->count), error = assay_rms(scales, golden->count);
-    for (int64_t row = 0; size > 0.0 && row + width <= golden->count; row += width) {
-        const double usual = error / size * assay_rms(golden->values + row, width);
-        for (int64_t i = row; i < row + width; i++) scales[i] = fmax(scales[i], USUAL * usual);
-    }
-}
-
 static assay_status draw_scales(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                                 assay_tensor_set *expected, bool *applies)
 {
     *applies = true;
-    for (uint64_t seed = 1; *applies && seed <= DRAWS; seed++) {
-        MUST(add_draw(ctx, t, mutant, seed, expected, applies));
-    }
+    for (uint64_t seed = 1; *applies && seed <= DRAWS; seed++) MUST(add_draw(ctx, t, mutant, seed, expected, applies));
     for (int i = 0; *applies && i < expected->count; i++) {
         const assay_tensor *scales = assay_results_scales(expected, t->profile, expected->items[i].spec.path);
         if (scales == NULL) continue;
         const double *correct = assay_results_scales(t->golden, t->profile, expected->items[i].spec.path)->values;
         MUST(assay_ensemble_smooth(ctx, &scales->spec.shape, DRAWS, scales->values));
-        for (int64_t k = 0; k < scales->count; k++) {
+        for (int64_t k = 0; k < scales->count; k++)
             scales->values[k] = isfinite(scales->values[k]) ? fmax(scales->values[k], correct[k]) : correct[k];
-        }
-        raise_to_usual(&t->golden->items[i], scales->values);
+        /* a coarse rounding that may go either way goes one way in all draws where it is nearly sure */
+        const assay_tensor *golden = &t->golden->items[i];
+        const double relative = assay_rms(scales->values, golden->count) / assay_rms(golden->values, golden->count);
+        assay_raise_to_usual(golden, USUAL * relative, scales->values);
         assay_dtype_round_many(ASSAY_FLOAT32, scales->count, scales->values, scales->values);
     }
     return ASSAY_OK;

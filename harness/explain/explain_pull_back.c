@@ -50,9 +50,8 @@ static void flatten(const assay_tensor_set *results, const assay_profile *profil
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *of_candidate = &results->items[i];
         const assay_tensor *gradient = is_probed(of_candidate) ? gradient_of(results, profile, of_candidate) : NULL;
-        for (int64_t k = 0; is_probed(of_candidate) && k < of_candidate->count; k++) {
+        for (int64_t k = 0; is_probed(of_candidate) && k < of_candidate->count; k++)
             places[place++] = gradient == NULL ? NULL : &gradient->values[k];
-        }
     }
 }
 
@@ -84,9 +83,8 @@ static bool flow_back(const assay_tensor_set probed[PROBES], double **places, in
 static int64_t count_given(const assay_tensor_set *results)
 {
     int64_t count = 0;
-    for (int i = 0; i < results->count; i++) {
+    for (int i = 0; i < results->count; i++)
         if (is_probed(&results->items[i])) count += results->items[i].count;
-    }
     return count;
 }
 
@@ -110,20 +108,16 @@ assay_status assay_mutant_pull_back(assay_context *ctx, const assay_trial *t, co
     assay_status status = ASSAY_OK;
     assay_tensor_set probed[PROBES] = {0};
     const int64_t count = count_given(results);
-    void *places = NULL;
-    double *sums = NULL;
+    OWNED void *places = NULL;
+    OWNED double *sums = NULL;
     *changed = false;
     if (!assay_mutant_changes_inputs(mutant)) return ASSAY_OK;
     for (int kind = 0; kind < PROBES; kind++) TRY(fill_probe(ctx, t, mutant, (probe)kind, &probed[kind]));
     TRY(assay_alloc(ctx, "places of gradients", count, sizeof(double *), &places));
     TRY(assay_alloc_f64(ctx, "gradients", count, &sums));
     pull_back(results, NULL, probed, places, sums, count, changed);
-    if (*changed && t->scales) {
-        pull_back(results, t->profile, probed, places, sums, count, changed);
-    }
+    if (*changed && t->scales) pull_back(results, t->profile, probed, places, sums, count, changed);
 cleanup:
     for (int kind = 0; kind < PROBES; kind++) assay_tensor_set_free(&probed[kind]);
-    free(places);
-    free(sums);
     return status;
 }

@@ -65,14 +65,11 @@ static void grow(const assay_trial *t, const assay_tensor *golden, const assay_t
     }
 }
 
-/* Of results that are sums of other terms than the golden's: errors as usual in the tensor, or more. */
-static void renew(const assay_trial *t, const assay_tensor *golden, const assay_tensor *mutated, double *scales)
+void assay_raise_to_usual(const assay_tensor *of, double relative, double *scales)
 {
-    const int64_t width = assay_tensor_width(golden);
-    const double size = assay_rms(golden->values, golden->count), error = assay_rms(scales, golden->count);
-    grow(t, golden, mutated, scales);
-    for (int64_t row = 0; size > 0.0 && row + width <= golden->count; row += width) {
-        const double usual = error / size * assay_rms(mutated->values + row, width);
+    const int64_t width = assay_tensor_width(of);
+    for (int64_t row = 0; row + width <= of->count; row += width) {
+        const double usual = relative * assay_rms(of->values + row, width);
         for (int64_t i = row; isfinite(usual) && i < row + width; i++)
             scales[i] = assay_dtype_round(ASSAY_FLOAT32, fmax(scales[i], usual), false);
     }
@@ -114,9 +111,8 @@ static void expect_coarser(const assay_trial *t, const assay_tensor *golden, con
 
 void assay_drop_null(assay_tensor_set *results)
 {
-    for (int i = 0; i < results->count; i++) {
+    for (int i = 0; i < results->count; i++)
         if (results->items[i].spec.role == ASSAY_ROLE_NULL) results->items[i].written = 0;
-    }
 }
 
 assay_status assay_mutant_expect(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
@@ -130,10 +126,10 @@ assay_status assay_mutant_expect(assay_context *ctx, const assay_trial *t, const
         const assay_tensor *golden = &t->golden->items[i], *mutated = &results->items[i];
         double *scales = scales_of(t, results, mutated->spec.path);
         if (scales == NULL || !assay_tensor_is_complete(mutated)) continue;
-        (truncated                            ? expect_truncated
-         : coarser                            ? expect_coarser
-         : assay_mutant_changes_steps(mutant) ? renew
-                                              : grow)(t, golden, mutated, scales);
+        const double relative = assay_rms(scales, golden->count) / assay_rms(golden->values, golden->count);
+        (truncated ? expect_truncated : coarser ? expect_coarser : grow)(t, golden, mutated, scales);
+        /* a step may add up other terms than the golden's */
+        if (assay_mutant_changes_steps(mutant)) assay_raise_to_usual(mutated, relative, scales);
     }
     return ASSAY_OK;
 }

@@ -48,7 +48,10 @@ const assay_mutant assay_ignored_settings[] = {
      .inputs = {.of = "positions", .edit = assay_edit_each, .each = assay_counted_position}},
     CODES("codes_as_integers", "this case with codes taken as plain integers, times their scales", .each = false),
     CODES("codes_as_integers_unscaled", "this case with codes taken as plain integers, without their scales",
-          .inputs = {.of = ASSAY_BLOCK_SCALES " " ASSAY_TENSOR_SCALES, .edit = assay_edit_replace, .by = 1}),
+          .inputs = {.of = ASSAY_BLOCK_SCALES " " ASSAY_TENSOR_SCALES,
+                     .edit = assay_edit_each,
+                     .each = assay_replaced,
+                     .by = 1}),
 };
 const int assay_ignored_setting_count = sizeof assay_ignored_settings / sizeof *assay_ignored_settings;
 

@@ -20,13 +20,6 @@ void assay_swap_values(double *a, double *b, int64_t count)
     }
 }
 
-void assay_swap_indices(int32_t *a, int32_t *b)
-{
-    const int32_t index = *a;
-    *a = *b;
-    *b = index;
-}
-
 bool assay_scale_values(assay_tensor *tensor, double factor)
 {
     for (int64_t i = 0; i < tensor->count; i++) tensor->values[i] *= factor;
@@ -212,15 +205,10 @@ bool assay_edit_each(const assay_mutation *m, assay_tensor *tensor)
     return change_each(m, tensor, m->row->each);
 }
 
-bool assay_edit_replace(const assay_mutation *m, assay_tensor *tensor)
-{
-    return change_each(m, tensor, assay_replaced);
-}
-
 bool assay_edit_fill(const assay_mutation *m, assay_tensor *tensor)
 {
     if (m->row->places != NULL) return change_part(m, tensor, false);
-    assay_edit_replace(m, tensor);
+    change_each(m, tensor, assay_replaced);
     return true;
 }
 
@@ -304,18 +292,17 @@ bool assay_mutant_changes_inputs(const assay_mutant *mutant)
 assay_status assay_mutant_change_inputs(assay_context *ctx, const assay_mutant *mutant, const assay_mutation *m,
                                         bool *applies)
 {
-    assay_status status = ASSAY_OK;
     assay_mutation own = *m;
+    OWNED double *scratch = NULL;
     const bool is_second = assay_mutant_changes_configuration(mutant);
     *applies = is_second || assay_case_is_where(m->c, mutant->where);
     if (!*applies || !assay_mutant_changes_inputs(mutant)) return ASSAY_OK;
-    TRY(alloc_scratch(ctx, &own));
+    MUST(alloc_scratch(ctx, &own));
+    scratch = own.scratch;
     bool changed = change_tensors(&own, &mutant->inputs, is_input);
     if (mutant->change_inputs != NULL) changed |= mutant->change_inputs(&own);
     *applies = changed || is_second;
-cleanup:
-    free(own.scratch);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_mutant_change_stage(assay_context *ctx, const assay_mutant *mutant, const assay_mutation *m,
@@ -334,19 +321,18 @@ assay_status assay_mutant_change_stage(assay_context *ctx, const assay_mutant *m
 assay_status assay_mutant_change_results(assay_context *ctx, const assay_mutant *mutant, const assay_mutation *m,
                                          bool *applies)
 {
-    assay_status status = ASSAY_OK;
     assay_mutation own = *m;
+    OWNED double *scratch = NULL;
     const bool any = mutant->results.edit != NULL || mutant->integers.edit != NULL || mutant->change_results != NULL;
     *applies = assay_case_is_where(m->c, mutant->where);
     if (!*applies || !any) return ASSAY_OK;
-    TRY(alloc_scratch(ctx, &own));
+    MUST(alloc_scratch(ctx, &own));
+    scratch = own.scratch;
     *applies = change_tensors(&own, &mutant->results, is_float_result);
     *applies |= change_tensors(&own, &mutant->integers, is_integer_result);
     own.row = &mutant->integers;
     if (mutant->change_results != NULL) *applies |= mutant->change_results(&own);
-cleanup:
-    free(own.scratch);
-    return status;
+    return ASSAY_OK;
 }
 
 bool assay_mutant_evaluates(const assay_mutant *mutant, const char *path)
@@ -411,19 +397,13 @@ static bool change_key(const assay_key_change *change, assay_model_config *confi
         config->is_set[change->key] = true;
         return false;
     }
-    bool *flag = (bool *)at;
-    int64_t *whole = (int64_t *)(void *)at;
-    double *number = (double *)(void *)at;
-    const bool is_flag = key->type == ASSAY_KEY_B, is_whole = key->type == ASSAY_KEY_I;
-    const double before = is_flag ? *flag : is_whole ? (double)*whole : *number;
+    double before = key->type == ASSAY_KEY_B ? *(bool *)at : 0;
+    if (key->type == ASSAY_KEY_I) before = (double)*(int64_t *)(void *)at;
+    if (key->type == ASSAY_KEY_D) before = *(double *)(void *)at;
     const double after = changed_number(change, before);
-    if (is_flag) {
-        *flag = after != 0.0;
-    } else if (is_whole) {
-        *whole = (int64_t)after;
-    } else {
-        *number = after;
-    }
+    if (key->type == ASSAY_KEY_B) *(bool *)at = after != 0.0;
+    if (key->type == ASSAY_KEY_I) *(int64_t *)(void *)at = (int64_t)after;
+    if (key->type == ASSAY_KEY_D) *(double *)(void *)at = after;
     return after != before;
 }
 

@@ -85,7 +85,7 @@
 #define INPUTS(paths, ...) .inputs = {.of = paths, .edit = __VA_ARGS__}
 #define COTANGENTS(paths, ...) .inputs = {.of = paths, .cotangents = true, .edit = __VA_ARGS__}
 #define MOVED(paths, name, map, ...) INPUTS(paths, assay_edit_move, ALONG(name, map), __VA_ARGS__)
-#define REPLACED(paths, number) INPUTS(paths, assay_edit_replace, .by = number)
+#define REPLACED(paths, number) INPUTS(paths, EACH(replaced), .by = number)
 #define MULTIPLIED(paths, number) INPUTS(paths, assay_edit_scale, .by = 1, OF_CASE(number))
 #define RESULTS(folders, ...) .results = {.of = folders, .edit = __VA_ARGS__}
 #define INTEGERS(folders, ...) .integers = {.of = folders, .edit = __VA_ARGS__}

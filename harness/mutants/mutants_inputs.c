@@ -45,6 +45,13 @@ bool assay_edit_move_group_row(const assay_mutation *m, assay_tensor *sizes)
     return false;
 }
 
+static bool holds(const int32_t *ids, int64_t count, int32_t expert)
+{
+    bool found = false;
+    for (int64_t k = 0; k < count; k++) found |= ids[k] == expert;
+    return found;
+}
+
 /* The last chosen expert of each token gives way to the first one that was not chosen. */
 bool assay_edit_runner_up(const assay_mutation *m, assay_tensor *chosen)
 {
@@ -52,14 +59,11 @@ bool assay_edit_runner_up(const assay_mutation *m, assay_tensor *chosen)
     bool changed = false;
     for (int64_t t = 0; t + k <= chosen->count; t += k) {
         if (chosen->indices[t + k - 1] < 0) continue; /* no expert, whose weight may be NaN */
-        for (int32_t e = 0; e < m->c->config.num_experts; e++) {
-            bool there = false;
-            for (int64_t i = 0; i < k; i++) there |= chosen->indices[t + i] == e;
-            if (there) continue;
-            chosen->indices[t + k - 1] = e;
-            changed = true;
-            break;
-        }
+        int32_t e = 0;
+        while (e < m->c->config.num_experts && holds(chosen->indices + t, k, e)) e++;
+        if (e == m->c->config.num_experts) continue;
+        chosen->indices[t + k - 1] = e;
+        changed = true;
     }
     return changed;
 }
@@ -76,8 +80,11 @@ bool assay_edit_count_from_front(const assay_mutation *m)
         const int64_t first = end;
         end += sizes->indices[e];
         /* counted from the front, those of an expert go down */
-        for (int64_t i = first, j = end - 1; i < j && j < order->count; i++, j--)
-            assay_swap_indices(&order->indices[i], &order->indices[j]);
+        for (int64_t i = first, j = end - 1; i < j && j < order->count; i++, j--) {
+            const int32_t index = order->indices[i];
+            order->indices[i] = order->indices[j];
+            order->indices[j] = index;
+        }
     }
     for (int i = 0; i < m->tensors->count; i++) {
         assay_tensor *tensor = &m->tensors->items[i];
@@ -108,20 +115,10 @@ bool assay_edit_exchange_layer_norms(const assay_mutation *m, assay_tensor *pre)
 
 /* --- a given choice of experts: what is an input is taken for something else --- */
 
-static bool holds(const int32_t *ids, int64_t count, int32_t expert)
-{
-    bool found = false;
-    for (int64_t k = 0; k < count; k++) found |= ids[k] == expert;
-    return found;
-}
-
 /* Of inputs/LAYER selected_experts the weights, where they are given. */
 static const assay_tensor *weights_of(const assay_mutation *m, const assay_tensor *chosen)
 {
-    char path[ASSAY_PATH_SIZE];
-    snprintf(path, sizeof path, "%s", chosen->spec.path);
-    strcpy(strrchr(path, '/') + 1, "routing_weights");
-    return assay_tensor_set_find(m->tensors, path);
+    return assay_tensor_beside_of(m, chosen, "selected_experts", "routing_weights");
 }
 
 /* A slot of no expert becomes one of the last that its token has not. Beside a weight of NaN nobody would miss it. */

@@ -25,11 +25,6 @@ int64_t assay_all_but_first_columns_of_h(const assay_places *p, int64_t i)
     return column % hidden >= own ? ASSAY_CHANGED : i;
 }
 
-static int64_t columns_of(const assay_places *p)
-{
-    return assay_tensor_width(p->tensor);
-}
-
 enum { TILE = 512 };
 
 bool assay_is_swizzled(const assay_mutation *m, const assay_tensor *tensor)
@@ -89,7 +84,7 @@ int64_t assay_expert_axes_exchanged(const assay_places *places, int64_t i)
 int64_t assay_halves_concatenated(const assay_places *places, int64_t i)
 {
     const assay_case *c = places->m->c;
-    const int64_t parts = c->mesh_fsdp_transpose * c->mesh_mlp_tensor, own = columns_of(places) / 2;
+    const int64_t parts = c->mesh_fsdp_transpose * c->mesh_mlp_tensor, own = assay_tensor_width(places->tensor) / 2;
     const int64_t size = places->count / places->tensor->spec.shape.dims[0], piece = i / own;
     if (parts == 1) return i;
     const int64_t shard = i / size, n = shard % c->mesh_mlp_tensor;

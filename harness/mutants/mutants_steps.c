@@ -15,20 +15,14 @@ bool assay_mutant_is_of_step(const assay_mutant *mutant)
     return mutant->step.step > 0;
 }
 
-/* "silu", "softmax over D" */
-static void describe(const graph_step *step, char text[ASSAY_STEP_NAME])
-{
-    char with[ASSAY_STEP_NAME];
-    graph_parameters_text(step, with, sizeof with);
-    snprintf(text, ASSAY_STEP_NAME, "%.20s%s%.40s", graph_step_name(step), with[0] == '\0' ? "" : " ", with);
-}
-
 typedef char step_name[ASSAY_STEP_NAME];
 
 /* Of a step of a loop (docs/programs.md, "Loops"), or of lines that are numbered by hand, without the number: "w.sub" of "w_36.sub" and
  * "w36.sub"; "" of others. */
-static void name_of_all(const char *name, char of_all[ASSAY_STEP_NAME])
+static void name_of_all(const graph *g, int number, char of_all[ASSAY_STEP_NAME])
 {
+    char name[ASSAY_STEP_NAME];
+    assay_step_name(g, g->steps[number].out[0], name);
     const size_t line = strcspn(name, ".");
     size_t end = line;
     while (end > 0 && isdigit((unsigned char)name[end - 1])) end--;
@@ -45,24 +39,27 @@ static int round_beside(const graph *g, const step_name *names, int number, int 
     return number;
 }
 
-/* "in h.silu (silu): another function" */
-static void make(const graph *g, int number, int change, const char *name, const char *all, assay_step_mutant *made)
+/* One more mutant of the step: "in h.silu (silu): another function"; all: what those are called that `like` changes together; NULL: one. */
+static assay_status add(assay_context *ctx, const graph *g, int number, int change, const char *name, const char *all,
+                        assay_step_change like, assay_mutant_list *list)
 {
     const graph_step *step = &g->steps[number];
-    char tensor[ASSAY_STEP_NAME], what[ASSAY_STEP_NAME];
+    char tensor[ASSAY_STEP_NAME], with[ASSAY_STEP_NAME];
+    MUST(assay_grow(ctx, "mutants of steps", list->count + 1, sizeof *list->of_steps, &list->of_steps));
+    assay_step_mutant *made = &list->of_steps[list->count++];
     assay_step_name(g, step->out[0], tensor);
-    describe(step, what);
+    graph_parameters_text(step, with, sizeof with);
     if (all != NULL) snprintf(tensor, sizeof tensor, "%s", all);
     snprintf(made->name, sizeof made->name, "step:%s:%.*s", tensor, (int)(sizeof made->name - 8 - strlen(tensor)),
              name);
-    snprintf(made->models, sizeof made->models, "in %s (%s)%s: %s", tensor, what,
-             all != NULL ? " and those like it" : "", assay_step_change_text(change));
-    made->mutant = (assay_mutant){
-        .name = made->name,
-        .models = made->models,
-        .bugs = "",
-        .step = {.how = ASSAY_STEP_CHANGED, .step = number + 1, .make = assay_change_step, .change = change},
-    };
+    snprintf(made->models, sizeof made->models, "in %s (%.20s%s%.40s)%s: %s", tensor, graph_step_name(step),
+             with[0] == '\0' ? "" : " ", with, all != NULL ? " and those like it" : "", assay_step_change_text(change));
+    like.how = ASSAY_STEP_CHANGED;
+    like.step = number + 1;
+    like.make = assay_change_step;
+    like.change = change;
+    made->mutant = (assay_mutant){.bugs = "", .step = like};
+    return ASSAY_OK;
 }
 
 /* A form of less accuracy, whose error no data but those that fail have, or a state that is lost once, belongs to explanations. */
@@ -74,43 +71,38 @@ static bool is_wanted(int change, int64_t token)
     return once > 0 ? once == token : !explains || token >= 0;
 }
 
-static bool is_first_of_several(const graph *g, int number)
+static bool is_first_of_several(const graph *g, int number, int change)
 {
     int several = 0;
+    graph_step changed;
     for (int i = 0; i < g->step_count; i++)
-        if (g->steps[i].kind == g->steps[number].kind && (i < number || several++ > 0)) return i > number;
+        if (assay_change_step(g, i, change, &changed, NULL) && (i < number || several++ > 0)) return i > number;
     return false;
 }
 
-/* made: NULL: counts them. */
-static int make_all(const graph *g, const step_name *names, int64_t token, assay_step_mutant *made)
+static assay_status add_all(assay_context *ctx, const graph *g, const step_name *names, int64_t token,
+                            assay_mutant_list *list)
 {
-    int count = 0;
     for (int i = 0; i < g->step_count; i++) {
         const int before = round_beside(g, names, i, -1), next = round_beside(g, names, i, 1), apart = next - i;
         const bool all =
             before == i && next != i; /* of more than three rounds the first and the last are changed alone */
         const bool alone = before == i || next == i ||
                            (round_beside(g, names, before, -1) == before && round_beside(g, names, next, 1) == next);
-        int more = 0;
-        for (int at = i; all && round_beside(g, names, at, 1) == at + apart; at += apart) more++;
+        assay_step_change none = {0}, rounds = {.apart = apart}, alike = {.alike = true};
+        for (int at = i; all && round_beside(g, names, at, 1) == at + apart; at += apart) rounds.rounds++;
         for (int change = 0; change < ASSAY_STEP_CHANGES_MOST && alone; change++) {
             graph_step changed;
             char name[ASSAY_STEP_NAME];
             if (!is_wanted(change, token) || !assay_change_step(g, i, change, &changed, name)) continue;
-            if (made != NULL) make(g, i, change, name, NULL, &made[count]);
-            if (made != NULL && all) make(g, i, change, name, names[i], &made[count + 1]);
-            if (made != NULL && all) made[count + 1].mutant.step.rounds = more;
-            if (made != NULL && all) made[count + 1].mutant.step.apart = apart;
-            count += 1 + all;
-            const bool turns = change == ASSAY_STEP_CHANGE_OTHER_PAIRS || change == ASSAY_STEP_CHANGE_OTHER_THETA;
-            if (!turns || !is_first_of_several(g, i)) continue;
-            if (made != NULL) make(g, i, change, name, g->steps[i].kind->name, &made[count]);
-            if (made != NULL) made[count].mutant.step.alike = true;
-            count++;
+            MUST(add(ctx, g, i, change, name, NULL, none, list));
+            if (all) MUST(add(ctx, g, i, change, name, names[i], rounds, list));
+            if (change >= ASSAY_STEP_CHANGE_OTHER_THETA && change <= ASSAY_STEP_CHANGE_NONE_AS_FIRST &&
+                is_first_of_several(g, i, change))
+                MUST(add(ctx, g, i, change, name, g->steps[i].kind->name, alike, list));
         }
     }
-    return count;
+    return ASSAY_OK;
 }
 
 static assay_status open_list(assay_context *ctx, const assay_plan *plan, bool steps, int64_t token,
@@ -118,23 +110,23 @@ static assay_status open_list(assay_context *ctx, const assay_plan *plan, bool s
 {
     OWNED graph *g = NULL;
     OWNED step_name *names = NULL;
-    int count = 0;
     if (steps) {
         MUST(assay_alloc(ctx, "the graph of a case", 1, sizeof *g, &g));
         MUST(assay_operation_graph(ctx, plan->operation, plan->c, g));
         MUST(assay_alloc(ctx, "names of steps", g->step_count, sizeof *names, &names));
-        for (int i = 0; i < g->step_count; i++) {
-            char name[ASSAY_STEP_NAME];
-            assay_step_name(g, g->steps[i].out[0], name);
-            name_of_all(name, names[i]);
-        }
-        count = make_all(g, names, token, NULL);
-        MUST(assay_alloc(ctx, "mutants of steps", count, sizeof *list->of_steps, &list->of_steps));
-        make_all(g, names, token, list->of_steps);
+        for (int i = 0; i < g->step_count; i++) name_of_all(g, i, names[i]);
+        MUST(add_all(ctx, g, names, token, list));
     }
+    const int count = list->count;
     MUST(assay_alloc(ctx, "mutants", assay_mutant_count + count, sizeof *list->items, &list->items));
-    for (int i = 0; i < assay_mutant_count; i++) list->items[list->count++] = &assay_mutants[i];
-    for (int i = 0; i < count; i++) list->items[list->count++] = &list->of_steps[i].mutant;
+    for (int i = 0; i < assay_mutant_count; i++) list->items[i] = &assay_mutants[i];
+    for (int i = 0; i < count; i++) {
+        assay_step_mutant *made = &list->of_steps[i];
+        made->mutant.name = made->name;
+        made->mutant.models = made->models;
+        list->items[assay_mutant_count + i] = &made->mutant;
+    }
+    list->count = assay_mutant_count + count;
     return ASSAY_OK;
 }
 

@@ -171,7 +171,7 @@ assay_hidden_edit assay_requantise_before_activation, assay_requantise_truncated
 /* For `inputs`, `results`, `integers` and `hidden_scales`, what changes one tensor. The numbers of its places along an axis
  * are exchanged, become `by`, or are multiplied by it; without places all do (mutant_change.c). `replace` takes it for no
  * change where they all are `by` already. */
-assay_tensor_edit assay_edit_move, assay_edit_fill, assay_edit_scale, assay_edit_replace, assay_edit_each;
+assay_tensor_edit assay_edit_move, assay_edit_fill, assay_edit_scale, assay_edit_each;
 /* For `places`, and for `each` (mutants_places.c): those of a table, which are an expression, and others. */
 #define PLACE(name, place) assay_place_map assay_##name;
 #define NUMBER(name, becomes) assay_number_map assay_##name;
@@ -223,7 +223,6 @@ assay_tensor *assay_tensor_beside(const assay_mutation *m, const assay_tensor *t
 assay_tensor *assay_tensor_beside_of(const assay_mutation *m, const assay_tensor *tensor, const char *part,
                                      const char *other); /* of any size */
 void assay_swap_values(double *a, double *b, int64_t count);
-void assay_swap_indices(int32_t *a, int32_t *b);
 /* The axis of blocks that products sum over: of a weight the first one, of anything else the last. */
 int assay_contracted_axis(const assay_tensor *tensor);
 /* False: the tensor has no such axis, or each place stays what it was. */

@@ -53,6 +53,14 @@ static bool has_two_operands(const step_place *a)
     return (kind == &graph_kind_binary && !graph_is_factor(a->step)) || kind == &graph_kind_where;
 }
 
+/* Which tensor the change is about, behind its name. */
+static void say(const step_place *a, int tensor)
+{
+    char name[ASSAY_STEP_NAME];
+    assay_step_name(a->g, tensor, name);
+    snprintf(a->more, ASSAY_STEP_NAME, "_%.40s", name);
+}
+
 /* Laid out alike, and by the same letters where these say what becomes of an axis. */
 static bool are_alike(const step_place *a, int x, int y)
 {
@@ -257,7 +265,8 @@ static void step_reverse_states(int64_t rows, int64_t columns, int64_t all, doub
 
 static const assay_tensor_row *misread_row(const graph *g, const graph_step *step)
 {
-    return &g->tensors[step->in[step->hooks.with.input]].row;
+    const bool made = step->hooks.result != NULL; /* what the step makes is changed, not what it reads */
+    return &g->tensors[made ? step->out[0] : step->in[step->hooks.with.input]].row;
 }
 
 /* by: what reads one index for all writes gradients of all, each in its own place. */
@@ -287,6 +296,18 @@ static void step_more(const graph *g, const graph_step *step, double *values, bo
 {
     for (int64_t i = 0; i < assay_shape_count(&misread_row(g, step)->shape) && !gradient; i++)
         values[i] += step->hooks.with.by;
+}
+
+static void step_fill(const graph *g, const graph_step *step, double *values, bool gradient)
+{
+    for (int64_t i = 0; i < assay_shape_count(&misread_row(g, step)->shape); i++)
+        values[i] = gradient ? 0 : step->hooks.with.by;
+}
+
+static void step_raise(const graph *g, const graph_step *step, double *values, bool gradient)
+{
+    for (int64_t i = 0; i < assay_shape_count(&misread_row(g, step)->shape) && !gradient; i++)
+        values[i] = fmax(values[i], step->hooks.with.by);
 }
 
 /* By which are divided are as many as there are blocks. */
@@ -340,11 +361,16 @@ static assay_status read_before(assay_context *ctx, graph_call *c, bool backward
     const int64_t size = graph_in_size(c->graph, c->step, input);
     if (!backward && other >= 0 && c->x[other] == NULL && c->indices[other] == NULL)
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is not there", c->graph->tensors[c->step->in[other]].row.name);
-    if (hooks->with.values == NULL || (hooks->with.back_alone && !backward) || c->x[input] == NULL) return ASSAY_OK;
-    MUST(assay_alloc_f64(ctx, "what a mutant reads", size, room));
-    memcpy(*room, c->x[input], (size_t)size * sizeof **room);
+    const int32_t *whole = c->indices[input];
+    if (hooks->with.values == NULL || (hooks->with.back_alone && !backward)) return ASSAY_OK;
+    if (c->x[input] == NULL && whole == NULL) return ASSAY_OK;
+    MUST(assay_alloc_f64(ctx, "what a mutant reads", 2 * size, room));
+    int32_t *indices = (int32_t *)(*room + size);
+    for (int64_t i = 0; i < size; i++) (*room)[i] = whole != NULL ? whole[i] : c->x[input][i];
     hooks->with.values(c->graph, c->step, *room, false);
-    c->x[input] = *room;
+    for (int64_t i = 0; i < size && whole != NULL; i++) indices[i] = (int32_t)(*room)[i];
+    if (whole != NULL) c->indices[input] = indices;
+    if (whole == NULL) c->x[input] = *room;
     return ASSAY_OK;
 }
 
@@ -372,6 +398,38 @@ static bool step_misread(const step_place *a, int input, graph_values *how)
     read_changed(a->to, how);
     a->to->hooks.with.input = input;
     return is_number(a, input) && !tensor_of(a, a->step->in[input])->read_in_slices;
+}
+
+/* What is given as whole numbers, of which one below 0 is none: an adapter, an expert, a label. */
+static bool step_read_none(const step_place *a)
+{
+    int i = 0;
+    while (i < GRAPH_IN && (a->step->in[i] == 0 || tensor_of(a, a->step->in[i])->role != GRAPH_INDICES)) i++;
+    if (i == GRAPH_IN || a->step->kind == &graph_kind_angles) return false;
+    step_misread(a, i, step_raise);
+    say(a, a->step->in[i]);
+    return true;
+}
+
+/* By input what it is where it changes nothing; ' ': it is not left out. */
+static bool step_do_without(const step_place *a, const char *neutral)
+{
+    if (a->which >= (int)strlen(neutral) || neutral[a->which] == ' ' || a->step->in[a->which] == 0) return false;
+    say(a, a->step->in[a->which]);
+    a->to->hooks.with.by = neutral[a->which] - '0';
+    return step_misread(a, a->which, step_fill);
+}
+
+/* A norm that is scaled by a sum with 1 takes the other operand alone (by -1), another one takes 1 more (by 1). */
+static bool step_weigh_else(const step_place *a, double by)
+{
+    const int maker = tensor_of(a, a->step->in[1])->step;
+    const graph_step *made = maker < 0 ? a->step : &a->g->steps[maker];
+    const graph_tensor *one = tensor_of(a, made->in[0]), *other = tensor_of(a, made->in[1]);
+    const bool sum = made->kind == &graph_kind_binary && made->with.general.function == GRAPH_BINARY_add &&
+                     (one->role == GRAPH_NUMBER ? one->number : other->number) == 1;
+    a->to->hooks.with.by = by;
+    return sum == (by < 0) && step_misread(a, 1, step_more);
 }
 
 /* Over which a step sums, or takes a softmax or a maximum; 0: over none. */
@@ -513,13 +571,11 @@ static bool step_read_else(const step_place *a, int i)
         found = t;
         least = far;
     }
-    char name[ASSAY_STEP_NAME];
     if (found == 0) return false;
     a->to->in[i] = found;
     read_changed(a->to, NULL);
     a->to->hooks.with.other = i + 1;
-    assay_step_name(a->g, found, name);
-    snprintf(a->more, ASSAY_STEP_NAME, "_%.40s", name);
+    say(a, found);
     return true;
 }
 
@@ -550,14 +606,12 @@ static bool step_choose_again(const step_place *a)
     if (choice->kind != &graph_kind_top_k || scores->step < 0) return false;
     const int before = a->g->steps[scores->step].in[a->which];
     const graph_tensor *x = tensor_of(a, before);
-    char name[ASSAY_STEP_NAME];
     if (before == 0 || !are_alike(a, before, choice->in[0]) || x->role == GRAPH_INDICES || x->chosen || x->constant)
         return false;
     a->to->in[GRAPH_IN - 1] = before;
     a->to->hooks = (graph_hooks){
         .before = choose_before, .behind = flow_back, .with = {.input = 1, .detached = 1u << (GRAPH_IN - 1)}};
-    assay_step_name(a->g, before, name);
-    snprintf(a->more, ASSAY_STEP_NAME, "_%.40s", name);
+    say(a, before);
     return true;
 }
 
@@ -581,20 +635,6 @@ static void step_scale(const graph *g, const graph_step *step, double *values, b
 static void step_coarsen(const graph *g, const graph_step *step, double *values, bool gradient)
 {
     if (!gradient) assay_dtype_round_many(step->hooks.with.type, graph_size(g, step->out[0]), values, values);
-}
-
-static void step_lose_columns(const graph *g, const graph_step *step, double *values, bool gradient)
-{
-    const int64_t columns = graph_last_axis(g, step->out[0]);
-    (void)gradient;
-    step_set_behind(values, graph_size(g, step->out[0]) / columns, columns, 1, columns - step_tail_of(columns), 0);
-}
-
-static void step_lose_row(const graph *g, const graph_step *step, double *values, bool gradient)
-{
-    const int64_t rows = g->tensors[step->out[0]].row.shape.dims[0];
-    (void)gradient;
-    step_set_behind(values, 1, rows, graph_size(g, step->out[0]) / rows, rows - 1, 0);
 }
 
 /* The last row is that of the row before, to which its gradient goes then. */
@@ -640,19 +680,20 @@ static void change_result(const graph_call *c, int i, bool gradient)
 
 static bool step_spoil(const step_place *a, graph_values *how, double by)
 {
-    const assay_shape *shape = &output_row(a)->shape;
-    const int rank = shape->rank;
-    if (how == step_lose_columns && (rank == 0 || shape->dims[rank - 1] < 2)) return false;
-    if ((how == step_lose_row || how == step_repeat_row) && (rank < 2 || shape->dims[0] < 2)) return false;
     a->to->hooks.result = change_result;
     a->to->hooks.with.values = how;
     a->to->hooks.with.by = by;
     return !tensor_of(a, a->step->out[0])->constant;
 }
 
-static void step_fill(const graph *g, const graph_step *step, double *values, bool gradient)
+/* The last of an axis, or several. */
+static bool step_lose(const step_place *a, int axis, int64_t several)
 {
-    for (int64_t i = 0; i < graph_size(g, step->out[0]) && !gradient; i++) values[i] = step->hooks.with.by;
+    if (axis < 0 || output_row(a)->shape.dims[axis] < 2) return false;
+    const int64_t count = output_row(a)->shape.dims[axis];
+    a->to->hooks.with.axis = output_row(a)->axes[axis];
+    a->to->hooks.with.count = count - (several == 1 ? 1 : step_tail_of(count));
+    return step_spoil(a, lose_behind, 0);
 }
 
 static bool compares(const graph_step *step, bool less_alone)
@@ -929,6 +970,7 @@ static bool change_step(const step_place *a, assay_step_change_kind change)
     graph_parameters *with = &a->to->with;
     double *theta = &with->rope.config.rope_max_timescale;
     const int first = kind == &graph_kind_where; /* operand */
+    const assay_shape *made = &output_row(a)->shape;
     switch (change) {
 #define ROW(code, name, text, makes)                                                                                   \
     case ASSAY_STEP_CHANGE_##code:                                                                                     \

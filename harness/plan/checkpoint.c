@@ -191,11 +191,8 @@ int assay_checkpoint_find(const assay_checkpoint *c, const char *name)
     while (low < high) {
         const int middle = low + (high - low) / 2, order = strcmp(c->entries[middle].name, name);
         if (order == 0) return middle;
-        if (order < 0) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
+        if (order < 0) low = middle + 1;
+        if (order > 0) high = middle;
     }
     return -1;
 }

@@ -192,6 +192,14 @@ const char *assay_test_report_bugs(const assay_test_report *report)
     return report == NULL ? "" : report->bugs;
 }
 
+/* A call about a report; false: there is none. */
+static bool begin(assay_test_call *call, assay_test_report *r, int threads, char *message)
+{
+    if (r == NULL) assay_test_refuse_null("the report", message);
+    if (r != NULL) assay_test_begin(call, &r->ctx, threads, r->held);
+    return r != NULL;
+}
+
 /* One of the forms, made if it is not there yet. */
 static const char *give(assay_test_call *call, assay_status status, char *const *text, char *message)
 {
@@ -201,41 +209,29 @@ static const char *give(assay_test_call *call, assay_status status, char *const 
 
 const char *assay_test_report_text(assay_test_report *r, int verbose, int color, char message[ASSAY_TEST_MESSAGE])
 {
-    if (r == NULL) {
-        assay_test_refuse_null("the report", message);
-        return NULL;
-    }
     assay_status status = ASSAY_OK;
+    assay_test_call call;
+    if (!begin(&call, r, 1, message)) return NULL;
     const assay_report_style style = {.color = color != 0, .verbosity = verbose != 0};
     char **text = &r->text[verbose != 0][color != 0];
-    assay_test_call call;
-    assay_test_begin(&call, &r->ctx, 1, r->held);
     if (*text == NULL) status = assay_report_text(&call.ctx, &r->report, &style, text);
     return give(&call, status, text, message);
 }
 
 const char *assay_test_report_json(assay_test_report *r, char message[ASSAY_TEST_MESSAGE])
 {
-    if (r == NULL) {
-        assay_test_refuse_null("the report", message);
-        return NULL;
-    }
     assay_status status = ASSAY_OK;
     assay_test_call call;
-    assay_test_begin(&call, &r->ctx, 1, r->held);
+    if (!begin(&call, r, 1, message)) return NULL;
     if (r->json == NULL) status = assay_report_json(&call.ctx, 1, &r->report, &r->json);
     return give(&call, status, &r->json, message);
 }
 
 const char *assay_test_report_html(assay_test_report *r, char message[ASSAY_TEST_MESSAGE])
 {
-    if (r == NULL) {
-        assay_test_refuse_null("the report", message);
-        return NULL;
-    }
     assay_status status = ASSAY_OK;
     assay_test_call call;
-    assay_test_begin(&call, &r->ctx, r->ctx.threads, r->held);
+    if (!begin(&call, r, r == NULL ? 0 : r->ctx.threads, message)) return NULL;
     if (r->report.pictures == NULL) {
         const assay_golden *judged_by = assay_judged_by(&r->held->golden, &r->against);
         status = assay_judge_draw(&call.ctx, judged_by, r->candidate, &r->profile, r->held->golden.c, &r->report);

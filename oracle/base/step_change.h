@@ -32,7 +32,7 @@ typedef struct assay_step_change {
     bool of_results;     /* of what steps make alone */
     int step; /* of a graph, its number from 1: this one, whatever it is called; 0: it goes by kind and tensors */
     int rounds, apart; /* and the same one in so many more rounds of a loop, so many steps apart */
-    bool alike;        /* and all others of its kind */
+    bool alike;        /* and all others that have such a change */
     int input;
     double by;
     assay_step_maker *make; /* of ASSAY_STEP_CHANGED */

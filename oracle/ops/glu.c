@@ -95,12 +95,9 @@ void assay_glu_backward(const assay_context *ctx, double *da, double *db, const 
         int64_t n = count - first < CHUNK ? count - first : CHUNK;
         factors_of(ctx, a + first, b + first, n, config, &f);
         for (int64_t i = 0; i < n; i++) {
-            f.du[i] = dh[first + i] * f.v[i] * f.du[i];
-            f.dv[i] = dh[first + i] * f.u[i] * f.dv[i];
-        }
-        for (int64_t i = 0; i < n; i++) {
-            da[first + i] = f.du[i];
-            db[first + i] = f.dv[i];
+            const double d = dh[first + i];
+            da[first + i] = d * f.v[i] * f.du[i];
+            db[first + i] = d * f.u[i] * f.dv[i];
         }
     }
 }
