@@ -244,9 +244,8 @@ static bool is_as_stored(const quad_certificate *c, const double stored[ASSAY_CE
 {
     const bool gradient = assay_role_of(c->path) == ASSAY_ROLE_GRADIENT;
     const double checked = stored[ASSAY_CERTIFICATE_CHECKED] + stored[ASSAY_CERTIFICATE_KINKS];
-    if (gradient && checked != (double)(c->checked + c->kinks)) {
+    if (gradient && checked != (double)(c->checked + c->kinks))
         return stored[ASSAY_CERTIFICATE_RELATIVE] <= QUAD_ALLOWED_RELATIVE;
-    }
     return stored[ASSAY_CERTIFICATE_CHECKED] == (double)c->checked &&
            agrees(stored[ASSAY_CERTIFICATE_RELATIVE], c->relative, QUAD_ALLOWED_RELATIVE) &&
            agrees(stored[ASSAY_CERTIFICATE_ULPS], c->ulps, 1) &&
@@ -264,13 +263,11 @@ assay_status assay_certificates_compare(assay_context *ctx, assay_fixture_reader
         MUST(assay_certificate_spec(ctx, certificates->items[i].path, &spec));
         const assay_tensor_spec *found = assay_fixture_find(golden, spec.path);
         if (found == NULL) continue;
-        if (!assay_shape_equal(&found->shape, &spec.shape) || found->type != spec.type) {
+        if (!assay_shape_equal(&found->shape, &spec.shape) || found->type != spec.type)
             return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has another shape or type than a certificate", spec.path);
-        }
         MUST(assay_fixture_read(ctx, golden, spec.path, 0, ASSAY_CERTIFICATE_FIELDS, stored));
-        if (!is_as_stored(&certificates->items[i], stored, other_model)) {
+        if (!is_as_stored(&certificates->items[i], stored, other_model))
             return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is not what certification finds", spec.path);
-        }
     }
     return ASSAY_OK;
 }
@@ -305,9 +302,8 @@ assay_status assay_plan_certify(assay_context *ctx, assay_plan *plan, int64_t bu
 {
     const int results = plan->spec_count;
     const assay_certificate_scope scope = assay_certificate_scope_of(ctx, plan, budget);
-    if (scope.left_out[0] != '\0') {
+    if (scope.left_out[0] != '\0')
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: its certificate %s", plan->c->name, scope.left_out);
-    }
     MUST(assay_grow(ctx, "the list of datasets", 2 * results + 1, sizeof *plan->specs, &plan->specs));
     for (int i = 0; i < results; i++) {
         assay_tensor_spec spec;

@@ -99,9 +99,8 @@ assay_status assay_certificate_inputs_collect(assay_context *ctx, assay_certific
     assay_status status = ASSAY_OK;
     assay_tensor_set results = {0};
     *inputs = (assay_certificate_inputs){.plan = plan, .source = *source};
-    for (int i = 0; i < plan->spec_count; i++) {
+    for (int i = 0; i < plan->spec_count; i++)
         if (assay_role_is_result(plan->specs[i].role)) TRY(add_result(ctx, &plan->specs[i], &results));
-    }
     TRY(evaluate(ctx, plan, source, &results, next));
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];

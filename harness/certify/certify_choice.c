@@ -37,13 +37,11 @@ static bool same_set(int64_t count, const int32_t *a, const int32_t *b)
 static bool is_tie(const routing *r, int64_t token)
 {
     const int64_t first = token * r->per_token;
-    if (r->weights == NULL || !same_set(r->per_token, r->computed + first, r->reference + first)) {
+    if (r->weights == NULL || !same_set(r->per_token, r->computed + first, r->reference + first))
         return r->margin[token] <= r->margin_allowed;
-    }
     bool tie = true;
-    for (int64_t i = first; i < first + r->per_token; i++) {
+    for (int64_t i = first; i < first + r->per_token; i++)
         tie &= fabsq(r->weights[i] - r->reference_weights[i]) <= r->weight_allowed;
-    }
     return tie;
 }
 

@@ -60,9 +60,8 @@ static quad last_place(quad x)
 quad quad_largest(int64_t count, const quad *values)
 {
     quad largest = 0;
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count; i++)
         if (finiteq(values[i]) && fabsq(values[i]) > largest) largest = fabsq(values[i]);
-    }
     return largest;
 }
 

@@ -302,9 +302,8 @@ static assay_status try_settings(assay_context *ctx, search *s)
     const assay_plan *plan = s->trial.plan;
     if (s->hypothesis_count > 0 || is_too_large(plan, assay_ignored_settings, assay_ignored_setting_count))
         return ASSAY_OK;
-    for (int i = 0; i < assay_ignored_setting_count; i++) {
+    for (int i = 0; i < assay_ignored_setting_count; i++)
         if (assay_mutant_is_for(&assay_ignored_settings[i], plan)) MUST(try_twice(ctx, s, &assay_ignored_settings[i]));
-    }
     return ASSAY_OK;
 }
 

@@ -13,9 +13,8 @@
 
 void assay_nan_to_infinity(int64_t count, double *values)
 {
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count; i++)
         if (isnan(values[i])) values[i] = INFINITY;
-    }
 }
 
 static assay_status load_tensor(assay_context *ctx, assay_fixture_reader *candidate, const assay_tensor_spec *spec,

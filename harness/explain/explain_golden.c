@@ -17,9 +17,8 @@ static bool fails_by_statistic(const assay_tensor_result *r)
 
 bool assay_only_statistics_fail(const assay_report *plain)
 {
-    for (int i = 0; i < plain->count; i++) {
+    for (int i = 0; i < plain->count; i++)
         if (plain->tensors[i].verdict == ASSAY_FAIL && !fails_by_statistic(&plain->tensors[i])) return false;
-    }
     return true;
 }
 

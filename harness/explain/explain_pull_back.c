@@ -97,9 +97,8 @@ static void pull_back(const assay_tensor_set *results, const assay_profile *prof
     for (int64_t i = 0; i < count; i++) sums[i] = 0.0;
     flatten(results, profile, places);
     if (!flow_back(probed, places, count, is_scale, sums, changed)) *changed = false;
-    for (int64_t i = 0; *changed && i < count; i++) {
+    for (int64_t i = 0; *changed && i < count; i++)
         if (places[i] != NULL) *places[i] = is_scale ? assay_dtype_round(ASSAY_FLOAT32, sqrt(sums[i]), false) : sums[i];
-    }
 }
 
 assay_status assay_mutant_pull_back(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,

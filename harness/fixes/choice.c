@@ -6,9 +6,8 @@
 
 static bool holds(const int32_t *ids, int64_t count, int64_t expert)
 {
-    for (int64_t k = 0; k < count; k++) {
+    for (int64_t k = 0; k < count; k++)
         if (ids[k] == expert) return true;
-    }
     return false;
 }
 
@@ -28,9 +27,8 @@ bool assay_choice_is_valid(const assay_choice *c)
 
 static bool is_exact(const assay_choice *c)
 {
-    for (int64_t k = 0; k < c->per_token; k++) {
+    for (int64_t k = 0; k < c->per_token; k++)
         if (!is_chosen(c, c->golden[k]) || !holds(c->golden, c->per_token, c->selected[k])) return false;
-    }
     return true;
 }
 
@@ -67,9 +65,8 @@ static bool may_stay(const question *q, int64_t group)
     const int64_t size = c->experts / c->groups;
     for (int64_t e = group * size; e < (group + 1) * size; e++) {
         if (is_chosen(c, e)) continue;
-        for (int64_t k = 0; k < c->per_token; k++) {
+        for (int64_t k = 0; k < c->per_token; k++)
             if (!may_precede(q, c->selected[k], e)) return false;
-        }
     }
     return true;
 }
@@ -77,9 +74,8 @@ static bool may_stay(const question *q, int64_t group)
 static bool is_touched(const assay_choice *c, int64_t group)
 {
     const int64_t size = c->experts / c->groups;
-    for (int64_t e = group * size; e < (group + 1) * size; e++) {
+    for (int64_t e = group * size; e < (group + 1) * size; e++)
         if (is_chosen(c, e)) return true;
-    }
     return false;
 }
 
@@ -129,9 +125,8 @@ static bool groups_agree(const question *q, double bar, int64_t room)
         count += staying;
         if (staying && !(group_score(q, g, 1) >= bar)) return false;
         if (!staying && !(group_score(q, g, -1) <= bar)) return false;
-        for (int64_t lower = 0; staying && q->ties && lower < g; lower++) {
+        for (int64_t lower = 0; staying && q->ties && lower < g; lower++)
             if (group_score(q, lower, 0) == group_score(q, g, 0) && !stays(q, lower, bar, room)) return false;
-        }
     }
     return count == c->groups_kept;
 }
@@ -147,15 +142,13 @@ static bool groups_are_admissible(const question *q)
     }
     if (room < 0) return false;
     if (c->groups_kept == c->groups) {
-        for (int64_t g = 0; g < c->groups; g++) {
+        for (int64_t g = 0; g < c->groups; g++)
             if (!may_stay(q, g)) return false;
-        }
         return true;
     }
     /* the best of those that are left out reaches the bar */
-    for (int64_t g = 0; g < c->groups; g++) {
+    for (int64_t g = 0; g < c->groups; g++)
         if (groups_agree(q, group_score(q, g, -1), room)) return true;
-    }
     return false;
 }
 
@@ -208,9 +201,8 @@ void assay_choice_swap(const assay_choice *c, int32_t *chosen, int32_t *better)
     *chosen = *better = -1;
     for (int64_t k = 0; k < c->per_token; k++) {
         const int32_t mine = c->selected[k], theirs = c->golden[k];
-        if (!holds(c->golden, c->per_token, mine) && (*chosen < 0 || score_of(c, mine) < c->scores[*chosen])) {
+        if (!holds(c->golden, c->per_token, mine) && (*chosen < 0 || score_of(c, mine) < c->scores[*chosen]))
             *chosen = mine;
-        }
         if (!is_chosen(c, theirs) && (*better < 0 || score_of(c, theirs) > c->scores[*better])) *better = theirs;
     }
 }

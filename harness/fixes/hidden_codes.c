@@ -39,9 +39,8 @@ static bool has_elements(const assay_tensor_spec *found, const assay_tensor_spec
 static void decode(const assay_context *ctx, assay_dtype type, int64_t count, const int32_t *bits, double *numbers)
 {
     assay_quantised_decode(ctx, type, count, bits, numbers);
-    for (int64_t i = 0; i < count && type != ASSAY_FLOAT32; i++) {
+    for (int64_t i = 0; i < count && type != ASSAY_FLOAT32; i++)
         if ((bits[i] & 0xFF) != bits[i]) numbers[i] = NAN;
-    }
 }
 
 /* ASSAY_BAD_INPUT: not in a form that is known. */

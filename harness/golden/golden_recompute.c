@@ -39,9 +39,8 @@ static assay_status differs(assay_context *ctx, const char *path, int64_t index,
 static double tolerance(const checking_sink *sink, int64_t count, const double *values)
 {
     double largest = 0.0;
-    for (int64_t i = 0; sink->other_model && i < count; i++) {
+    for (int64_t i = 0; sink->other_model && i < count; i++)
         if (isfinite(values[i])) largest = fmax(largest, fabs(values[i]));
-    }
     return 0x1p-44 * largest;
 }
 

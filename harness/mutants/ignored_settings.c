@@ -57,8 +57,7 @@ const int assay_ignored_setting_count = sizeof assay_ignored_settings / sizeof *
 
 bool assay_mutant_is_ignored_setting(const assay_mutant *mutant)
 {
-    for (int i = 0; i < assay_ignored_setting_count; i++) {
+    for (int i = 0; i < assay_ignored_setting_count; i++)
         if (mutant == &assay_ignored_settings[i]) return true;
-    }
     return false;
 }

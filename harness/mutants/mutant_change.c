@@ -256,9 +256,8 @@ bool assay_change_tensor(const assay_mutation *m, const assay_tensors_change *ch
 /* Whether candidates must give numbers: where all is bits, checkpoints are what these are judged by, and no candidate's. */
 static bool gives_numbers(const assay_tensor_set *tensors)
 {
-    for (int i = 0; i < tensors->count; i++) {
+    for (int i = 0; i < tensors->count; i++)
         if (tensors->items[i].values != NULL && assay_role_is_required(tensors->items[i].spec.role)) return true;
-    }
     return false;
 }
 

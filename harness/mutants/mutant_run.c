@@ -74,9 +74,8 @@ static assay_status product_of_rows_left(assay_context *ctx, const lossy *l, con
     assay_matmul_args cut = *args;
     if (args->kind == ASSAY_PRODUCT_LINEAR_GRADIENT) cut.k = rows_left(l, args->k);
     if (args->kind == ASSAY_PRODUCT_LINEAR) cut.m = rows_left(l, args->m);
-    for (int64_t i = cut.m; !args->accumulate && i < args->m; i++) {
+    for (int64_t i = cut.m; !args->accumulate && i < args->m; i++)
         for (int64_t j = 0; j < args->n; j++) args->c[i * args->ldc + j] = 0.0;
-    }
     return assay_arithmetic_reference.matmul(ctx, &cut);
 }
 
@@ -325,9 +324,8 @@ assay_status assay_mutant_evaluate(assay_context *ctx, const assay_trial *t, con
     if (!*applies || !keeps_rows(t, mutant)) return ASSAY_OK;
     assay_status status = assay_plan_make_with(ctx, &plan, &c, NULL, t->profile);
     const int64_t parts = mutant->each_shard ? assay_case_shards(&c) : 1;
-    for (int64_t part = 0; status == ASSAY_OK && *applies && part < parts; part++) {
+    for (int64_t part = 0; status == ASSAY_OK && *applies && part < parts; part++)
         status = evaluate_part(ctx, t, mutant, &plan, part, candidate, applies);
-    }
     if (status == ASSAY_BAD_INPUT) { /* what the operation refuses, no backend computes either */
         *applies = false;
         ctx->message[0] = '\0';

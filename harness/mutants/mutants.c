@@ -137,12 +137,10 @@ const int assay_mutant_count = sizeof assay_mutants / sizeof *assay_mutants;
 
 const assay_mutant *assay_mutant_by_name(const char *name)
 {
-    for (int i = 0; i < assay_mutant_count; i++) {
+    for (int i = 0; i < assay_mutant_count; i++)
         if (strcmp(assay_mutants[i].name, name) == 0) return &assay_mutants[i];
-    }
-    for (int i = 0; i < assay_ignored_setting_count; i++) {
+    for (int i = 0; i < assay_ignored_setting_count; i++)
         if (strcmp(assay_ignored_settings[i].name, name) == 0) return &assay_ignored_settings[i];
-    }
     return NULL;
 }
 

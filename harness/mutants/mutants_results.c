@@ -6,9 +6,8 @@
 
 bool assay_edit_omit_all(const assay_mutation *m)
 {
-    for (int i = 0; i < m->tensors->count; i++) {
+    for (int i = 0; i < m->tensors->count; i++)
         if (!assay_role_is_input(m->tensors->items[i].spec.role)) m->tensors->items[i].written = 0;
-    }
     return true;
 }
 

@@ -66,9 +66,8 @@ assay_status assay_full_golden_results(assay_context *ctx, const assay_trial *t,
         const size_t count = (size_t)same->count;
         if (same->values != NULL && tensor->values != NULL)
             memcpy(same->values, tensor->values, count * sizeof(double));
-        if (same->indices != NULL && tensor->indices != NULL) {
+        if (same->indices != NULL && tensor->indices != NULL)
             memcpy(same->indices, tensor->indices, count * sizeof *same->indices);
-        }
         same->written = tensor->written;
     }
     return ASSAY_OK;

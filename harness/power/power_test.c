@@ -115,9 +115,7 @@ static void conclude(const assay_trial *made, const assay_report *report, const 
     for (int next = 0; next < report->count;) {
         const judged j = next_judged(report, &next);
         const assay_tensor *golden = assay_tensor_set_find(made->golden, j.path);
-        if (!j.failed && !(j.compared && has_effect(made, golden, assay_tensor_set_find(candidate, j.path)))) {
-            continue;
-        }
+        if (!j.failed && !(j.compared && has_effect(made, golden, assay_tensor_set_find(candidate, j.path)))) continue;
         const bool shown = each ? j.excess <= result->excess : j.excess > result->excess;
         result->changed++;
         result->found += j.failed;
@@ -314,9 +312,8 @@ static void tally(assay_power_test *found)
         power->effective += has_effect_on_any(r);
         power->detected_by_stage += r->by_stage == ASSAY_MUTANT_DETECTED;
         power->stated_by_stage |= r->by_stage != ASSAY_MUTANT_NOT_APPLICABLE;
-        if (r->outcome == ASSAY_MUTANT_PASSES && r->required && power->vacuous[0] == '\0') {
+        if (r->outcome == ASSAY_MUTANT_PASSES && r->required && power->vacuous[0] == '\0')
             snprintf(power->vacuous, sizeof power->vacuous, "%s", r->mutant->name);
-        }
     }
 }
 
@@ -340,9 +337,8 @@ assay_status assay_power_test_run(assay_context *ctx, const assay_plan *plan, co
         made.plan = &full.plan;
         made.golden = &full.golden;
     }
-    for (int i = 0; i < found->mutants.count; i++) {
+    for (int i = 0; i < found->mutants.count; i++)
         TRY(try_mutant(ctx, &t, sketched ? &made : &t, found->mutants.items[i], &found->items[i]));
-    }
     if (has_stages(ctx, plan)) TRY(run_by_stage(ctx, &t, found));
     tally(found);
 cleanup:

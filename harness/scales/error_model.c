@@ -90,9 +90,8 @@ static void fit_rows(const assay_context *ctx, const view *v, int members, const
 #pragma omp parallel for num_threads(ctx->threads) if (v->blocks * v->rows * v->columns >= SHARED)
     for (int64_t row = 0; row < v->blocks * v->rows; row++)
         v->of_row[row] = mean_of_row(v->columns, values + row * v->columns, v->per_column + row / v->rows * v->columns);
-    for (int64_t block = 0; block < v->blocks; block++) {
+    for (int64_t block = 0; block < v->blocks; block++)
         assay_steady(v->of_row + block * v->rows, v->rows, v->columns * members);
-    }
 }
 
 /* of_column = the mean of values / of_row, over the rows that are not 0. */

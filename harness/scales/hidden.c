@@ -56,8 +56,7 @@ assay_status assay_hidden_rules(assay_context *ctx, const assay_case *c, const a
 int assay_intermediate_list(const assay_tensor_list *list, assay_hidden made[ASSAY_MOST_HIDDEN])
 {
     int count = assay_hidden_list(list, made);
-    for (int i = 0; i < list->count && count < ASSAY_MOST_HIDDEN; i++) {
+    for (int i = 0; i < list->count && count < ASSAY_MOST_HIDDEN; i++)
         if (list->entries[i].requantised) made[count++] = (assay_hidden){.h = &list->entries[i].spec};
-    }
     return count;
 }
