@@ -6,11 +6,13 @@ import os
 import sys
 from typing import Any, Callable, Mapping
 
+import numpy as np
+
 from . import _library as lib
 from ._case import Case
 from ._case import case as open_case
 from ._report import Mismatch, Report
-from ._trace import Program, as_function, library_of, module_of, named, positional, trace
+from ._trace import Program, as_function, led_to, library_of, module_of, named, positional, trace
 
 __tracebackhide__ = True  # pytest shows the test, not these functions
 
@@ -37,10 +39,13 @@ def assert_correct(kernel: Callable[..., Any], reference: Callable[..., Any], ex
     settings.setdefault("dtype", GRIDS.get(precision or "", "bfloat16"))
     program = trace(function, given, **settings)
     call = kernel_of(kernel, reference, function, {name: given[name] for name in weights})
+    others = [root for root in led_to(kernel, set()) if root in ("torch", "jax")] if library == "numpy" else []
+    caller = (others or [library])[0]
     report = None
     for seed in range(1, max(1, seeds) + 1):
         with program.case(precision, **({"seed": seed} if seeds > 1 else {})) as case:
-            report = case.judge((with_jax if library == "jax" else with_torch)(program, case, call, given, gradients), gradients=gradients)
+            results = {"torch": with_torch, "jax": with_jax, "numpy": with_numpy}[caller](program, case, call, given, gradients)
+            report = case.judge(results, gradients=gradients and caller != "numpy")
             if report.verdict != "PASS":
                 raise Mismatch(report)
     assert report is not None
@@ -133,6 +138,14 @@ def with_torch(program: Program, case: Case, call: Callable[..., Any], example: 
     if not any(getattr(x, "requires_grad", False) for x in outputs.values()):
         raise lib.BadInput("assert_correct: no result of the kernel has a graph, expected one for its gradients, or gradients=False")
     return {**outputs, **case.backward(outputs, inputs)}
+
+
+def with_numpy(program: Program, case: Case, call: Callable[..., Any], example: Mapping[str, Any], _: bool) -> dict[str, Any]:
+    """numpy has no gradients."""
+    inputs = case._give(("inputs/", "weights/"), np, names=example)
+    given = {path.split("/")[1]: x if x.dtype.kind not in "biu" else x.astype(example[path.split("/")[1]].dtype) for path, x in inputs.items()}
+    others = {name: np.array(x) for name, x in example.items() if name not in given}
+    return results_of(program, case, call, {name: given[name] if name in given else others[name] for name in example}, others)
 
 
 def with_jax(program: Program, case: Case, call: Callable[..., Any], example: Mapping[str, Any], gradients: bool) -> dict[str, Any]:

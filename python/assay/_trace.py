@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
+import importlib.util
 import inspect
 import itertools
 import json
@@ -21,6 +21,7 @@ import string
 import sys
 import tempfile
 import traceback
+import types
 import weakref
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
@@ -1880,12 +1881,30 @@ def named(function: Callable[..., Any], result: Any) -> dict[str, Any]:
 
 
 def library_of(function: Callable[..., Any], example: Mapping[str, Any]) -> str:
-    """torch or jax: whose the example's tensors are, else that which the function's names lead to, else what is imported."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    named = [inspect.unwrap(function).__globals__.get(name) for name in (code.co_names if code else ())]
-    words = [type(x).__module__ for x in example.values()] + [str(getattr(x, "__module__", None) or getattr(x, "__name__", "")) for x in named]
-    found = [{"jaxlib": "jax"}.get(root, root) for root in (word.split(".")[0] for word in words)] + [n for n in ("torch", "jax") if n in sys.modules]
-    return next((root for root in found if root in ("torch", "jax")), "")
+    """torch, jax or numpy: whose the example's tensors are, else that which the function's names lead to; numpy if there is no other; else what is imported."""
+    arrays = {root_of(type(x)) for x in example.values()}
+    found = [*arrays, *led_to(inspect.unwrap(function), set())]
+    library = next((root for root in found if root in ("torch", "jax")), "")
+    own = next((name for name in ("torch", "jax") if name in sys.modules), "")
+    if library == "" and "numpy" in found and (own == "" or importlib.util.find_spec("jax")):
+        return "numpy"
+    return library or own
+
+
+def root_of(x: Any) -> str:
+    root = str(getattr(x, "__module__", None) or getattr(x, "__name__", "")).split(".")[0]
+    return {"jaxlib": "jax"}.get(root, root)
+
+
+def led_to(function: Any, seen: set[int]) -> list[str]:
+    """The packages of what a function reads, and of what the functions beside it read that it calls."""
+    code, seen = getattr(function, "__code__", None), seen | {id(function)}
+    if code is None:
+        return []
+    cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
+    read = [function.__globals__[name] for name in code.co_names if name in function.__globals__] + cells
+    within = [root for x in read if getattr(x, "__globals__", None) is function.__globals__ and id(x) not in seen for root in led_to(x, seen)]
+    return [root_of(x) for x in read] + within
 
 
 def module_of(function: Any) -> str:
@@ -2006,6 +2025,8 @@ def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] 
     library = library_of(function, example)
     if library == "":
         raise lib.BadInput("trace: neither torch nor jax is imported")
+    if library == "numpy" and importlib.util.find_spec("jax") is None:
+        raise lib.BadInput("trace: functions of numpy are traced by JAX, which is not installed")
     framework = importlib.import_module(f"._trace_{library}", __package__)
     title = name or "traced/" + getattr(function, "__name__", "function").strip("<>")
 
