@@ -1,4 +1,4 @@
-"""A kernel against a reference of PyTorch or JAX, in one line."""
+"""A kernel against a reference of PyTorch, JAX or numpy, in one line."""
 from __future__ import annotations
 
 import inspect
@@ -26,10 +26,10 @@ def assert_correct(kernel: Callable[..., Any], reference: Callable[..., Any], ex
 
         assay.assert_correct(my_norm, reference, {"x": torch.ones(64, 512), "scale": torch.ones(512)}, precision="bf16")
 
-    The reference is a function or a module of PyTorch, or a function of JAX; `example` has tensors for its arguments, by their names or in
+    The reference is a function of PyTorch, JAX or numpy, or a module of PyTorch or flax; `example` has tensors for its arguments, by their names or in
     their order; tensors may stand in tuples and dictionaries. A kernel that gives nothing has written into what no result of the reference depends on. `trace` makes its program, a case draws inputs, weights and cotangents, and the kernel is called with them as the reference
     would be: a module gets the reference's parameters under their own names, any other kernel of a module's as keywords, dots as underscores. Its results are
-    judged at `precision`, and so are its gradients, by autograd or `jax.vjp`; ``gradients=False`` leaves these out. What is drawn has that profile's
+    judged at `precision`, and so are its gradients, by autograd or `jax.vjp`; ``gradients=False`` leaves these out, and a kernel of numpy has none. What is drawn has that profile's
     type, float32 at f32. `seeds`: so many cases, each with other numbers; the report is the last one's. Other keywords are those of `trace`: weights,
     fills, integers, axes, dtype.
     """

@@ -2007,7 +2007,7 @@ def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] 
           name: str | None = None, integers: Mapping[str, int] | None = None, casts: str = "drop", check: bool = True,
           fills: Mapping[str, Mapping[str, Any]] | None = None, types: Mapping[str, str] | None = None, **settings: Any) -> Program:
     """The program of a function of PyTorch, which runs once on the tensors of `example`, by the names of its arguments or in their order; or of JAX,
-    which is traced: there shapes will do, as jax.ShapeDtypeStruct has them. Of a `torch.nn.Module`, a module of `flax.nnx`, or one of `flax.linen` that is bound to its variables, the parameters are weights, under their names
+    which is traced: there shapes will do, as jax.ShapeDtypeStruct has them; or of numpy, through JAX. Of a `torch.nn.Module`, a module of `flax.nnx`, or one of `flax.linen` that is bound to its variables, the parameters are weights, under their names
     with underscores for dots, and buffers are constants.
 
     `weights` are those of them that are no inputs. `axes` gives axes their letters: {"x": "TD"}; the others get letters that are free. `integers`

@@ -10,7 +10,7 @@ import numpy as np
 
 from . import _library as lib
 from . import _trace_jax
-from ._trace import Tracer, Value, named
+from ._trace import Tracer, Value, named, root_of
 from ._trace_jax import rounded, types_at
 
 __all__ = ["evaluate", "record", "rounded", "types_at"]
@@ -33,18 +33,31 @@ def given_back(x: Any) -> Any:
 
 def of_jax(name: str) -> Any:
     """The function of jax.numpy that has the name of numpy's, or of scipy's."""
+    whole = {"argpartition": jax.numpy.argsort, "partition": jax.numpy.sort}.get(name)
+    if whole is not None:  # which is one of those
+        return lambda x, kth, axis=-1: whole(x, axis)
     own = getattr(jax.numpy, name, None) or getattr(jax.scipy.special, name, None)
-    if own is None:
+    if not callable(own):
         raise lib.BadInput(f"{name}: jax.numpy has no such function")
     return own
 
 
-def written(x: Any, places: tuple[int, ...], part: Any) -> Any:
-    """x with another part at these indices of its first dimensions."""
-    if not places:
-        return jax.numpy.broadcast_to(part, x.shape).astype(x.dtype)
-    rows = written(x[places[0]], places[1:], part)[None]
-    return jax.lax.dynamic_update_slice(x, rows, [places[0] % x.shape[0], *[0] * (x.ndim - 1)])
+def written(x: Any, index: tuple[Any, ...], part: Any) -> Any:
+    """x with another part there."""
+    around = index.index(...) if ... in index else len(index)
+    places = [*index[:around], *[slice(None)] * (x.ndim - len(index) + (... in index)), *index[around + 1 :]]
+    if not all(isinstance(i, int) or (isinstance(i, slice) and i.step in (None, 1)) for i in places):
+        return x.at[index].set(part)
+    bounds = [(i % n, i % n + 1) if isinstance(i, int) else i.indices(n)[:2] for i, n in zip(places, x.shape)]
+    shape = [max(0, end - first) for first, end in bounds]
+    part = jax.numpy.broadcast_to(part, [n for i, n in zip(places, shape) if isinstance(i, slice)]).astype(x.dtype).reshape(shape)
+    wholes = [x]
+    for axis, (first, end) in enumerate(bounds):
+        wholes.append(jax.lax.slice_in_dim(wholes[-1], first, max(first, end), axis=axis))
+    for axis, (first, end) in reversed(list(enumerate(bounds))):  # one dimension after the other
+        if end - first < x.shape[axis]:
+            part = jax.lax.dynamic_update_slice_in_dim(wholes[axis], part, first, axis)
+    return part
 
 
 class Array(np.lib.mixins.NDArrayOperatorsMixin):
@@ -82,9 +95,7 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
         return made
 
     def __setitem__(self, index: Any, x: Any) -> None:
-        index = index if isinstance(index, tuple) else (index,)
-        places = all(isinstance(i, int) for i in index)
-        self.put(written(self.held, index, held(x)) if places else self.held.at[held(index)].set(held(x)))
+        self.put(written(self.held, held(index if isinstance(index, tuple) else (index,)), held(x)))
 
     def put(self, x: Any) -> None:
         self.held = x
@@ -114,58 +125,64 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 class Numpy(types.ModuleType):
-    """numpy or scipy.special, for a function whose arguments are such arrays."""
+    """A module whose names stand for something else."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, instead: Callable[[Any], Any]) -> None:
         super().__init__(module.__name__)
-        self.module = module
+        self.module, self.instead = module, instead
 
     def __getattr__(self, name: str) -> Any:
-        return taken(getattr(self.module, name))
+        return instead_of(getattr(self.module, name), self.instead)
 
 
-def taken(found: Any) -> Any:
-    """What a name of the function stands for, of numpy and scipy: what makes arrays makes some that can be written into."""
-    if isinstance(found, types.ModuleType) and found.__name__.split(".")[0] in ("numpy", "scipy"):
-        return Numpy(found)
-    name, root = getattr(found, "__name__", ""), str(getattr(found, "__module__", "")).split(".")[0]
+def instead_of(found: Any, instead: Callable[[Any], Any]) -> Any:
+    is_module = isinstance(found, types.ModuleType) and found.__name__.split(".")[0] in ("numpy", "scipy", "ml_dtypes")
+    return Numpy(found, instead) if is_module else instead(found)
+
+
+def traced(found: Any) -> Any:
+    """Functions of scipy that are no ufuncs as JAX's, and what makes arrays: JAX traces what is written into them."""
+    name, root = getattr(found, "__name__", ""), root_of(found)
     if not callable(found) or isinstance(found, (type, np.ufunc)) or not (root == "scipy" or (root == "numpy" and name in MAKES)):
         return found
     return lambda *args, **settings: given_back(jax.numpy.asarray(of_jax(name)(*held(args), **held(settings))))
 
 
-def through_jax(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, and those of its module that it calls, with numpy as JAX has it."""
-    names: dict[str, Any] = {}
+def widened(found: Any) -> Any:
+    narrow = isinstance(found, type) and root_of(found) in ("numpy", "ml_dtypes") and found.__name__ in ("float32", "float16", "bfloat16")
+    return np.float64 if narrow else found
 
-    def rebound(f: Any) -> Any:
+
+def rebound(function: Any, instead: Callable[[Any], Any]) -> Any:
+    """The function, and those beside it that it calls, with other things for what they read of numpy and scipy."""
+    if isinstance(function, functools.partial):
+        return functools.partial(rebound(function.func, instead), *function.args, **function.keywords)
+    names: dict[str, Any] = {}
+    own = function.__globals__
+
+    def again(f: Any) -> Any:
         if not isinstance(f, types.FunctionType) or f.__globals__ is not own:
-            return taken(f)
-        cells = tuple(types.CellType(rebound(cell.cell_contents)) for cell in f.__closure__ or ())
+            return instead_of(f, instead)
+        cells = tuple(types.CellType(again(cell.cell_contents)) for cell in f.__closure__ or ())
         made = types.FunctionType(f.__code__, names, f.__name__, f.__defaults__, cells)
         made.__kwdefaults__ = f.__kwdefaults__
         return made
 
-    inner = function.func if isinstance(function, functools.partial) else function
-    own = inner.__globals__
-    names.update({name: rebound(x) for name, x in own.items()})
-    inner = rebound(inner)
-    call = functools.partial(inner, *function.args, **function.keywords) if isinstance(function, functools.partial) else inner
-
-    @functools.wraps(function if not isinstance(function, functools.partial) else inner)
-    def run(**given: Any) -> Any:
-        return held(call(**{name: Array(jax.numpy.asarray(x)) if hasattr(x, "shape") else x for name, x in given.items()}))
-
-    return run
+    names.update({name: again(x) for name, x in own.items()})
+    return again(function)
 
 
 def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any], weights: set[str], counts: Mapping[str, int]) -> list[tuple[str, Value]]:
-    return _trace_jax.record(tracer, through_jax(function), example, weights, counts)
+    def run(**given: Any) -> Any:
+        return held(rebound(function, traced)(**{name: Array(jax.numpy.asarray(x)) if hasattr(x, "shape") else x for name, x in given.items()}))
+
+    run.__wrapped__ = function  # type: ignore[attr-defined]
+    return _trace_jax.record(tracer, run, example, weights, counts)
 
 
 def evaluate(function: Callable[..., Any], example: Mapping[str, Any], given: Mapping[str, Any], cotangents: Mapping[str, Any],
              kinks: bool, casts: str = "drop", backward: bool = True) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
     """What numpy gives, which has no gradients."""
     arguments = {name: np.array(given[name], None if x.dtype.kind not in "biu" else x.dtype) for name, x in example.items()}
-    results = named(function, function(**arguments))
+    results = named(function, rebound(function, widened)(**arguments))
     return {name: np.asarray(x, np.float64 if np.asarray(x).dtype.kind not in "biu" else None) for name, x in results.items()}, {}, set()
