@@ -253,11 +253,8 @@ assay_status assay_run_case(assay_context *ctx, const assay_options *options, as
     if (r->end.outcome == ASSAY_OUTCOME_DONE) TRY(judge(ctx, options, &p, r));
     snprintf(r->report.case_name, sizeof r->report.case_name, "%s", r->c->name);
     snprintf(r->report.op, sizeof r->report.op, "%s", r->c->op);
-    if (r->end.outcome != ASSAY_OUTCOME_DONE) {
-        r->report.verdict = r->end.outcome == ASSAY_OUTCOME_FAILED ? ASSAY_FAIL : ASSAY_UNSUPPORTED;
-        snprintf(r->report.message, sizeof r->report.message, "%.250s", r->end.message);
-    } else if (!r->end.repeats) {
-        r->report.verdict = ASSAY_FAIL;
+    if (r->end.outcome != ASSAY_OUTCOME_DONE || !r->end.repeats) {
+        r->report.verdict = r->end.outcome == ASSAY_OUTCOME_UNSUPPORTED ? ASSAY_UNSUPPORTED : ASSAY_FAIL;
         snprintf(r->report.message, sizeof r->report.message, "%.250s", r->end.message);
     }
     r->report.seconds = r->end.seconds;

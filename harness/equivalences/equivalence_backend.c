@@ -110,14 +110,6 @@ assay_status assay_backend_first_form(assay_context *ctx, const assay_backend_ch
     return ASSAY_OK;
 }
 
-static assay_status append(assay_context *ctx, assay_fixture_writer *writer, const assay_tensor *tensor)
-{
-    const char *path = tensor->spec.path;
-    MUST(assay_fixture_declare(ctx, writer, &tensor->spec));
-    return tensor->indices != NULL ? assay_fixture_append_i32(ctx, writer, path, tensor->count, tensor->indices)
-                                   : assay_fixture_append(ctx, writer, path, tensor->count, tensor->values);
-}
-
 /* What was given to the other form, for its request. */
 static assay_status write_inputs(assay_context *ctx, const assay_form *other, const char *file)
 {
@@ -126,7 +118,7 @@ static assay_status write_inputs(assay_context *ctx, const assay_form *other, co
     TRY(assay_fixture_create(ctx, file, &writer));
     for (int i = 0; i < other->plan.spec_count; i++) {
         const assay_tensor *tensor = &other->results.items[i];
-        if (assay_role_is_input(tensor->spec.role)) TRY(append(ctx, writer, tensor));
+        if (assay_role_is_input(tensor->spec.role)) TRY(assay_fixture_append_tensor(ctx, writer, tensor));
     }
 cleanup:
     return assay_fixture_end(ctx, writer, status);
@@ -157,7 +149,7 @@ static assay_status write_counterpart(assay_context *ctx, assay_fixture_writer *
         if (scales != NULL && scales[i] == 0 && own != NULL) scales[i] = own->values[i];
     }
     tensor->written = tensor->count;
-    MUST(append(ctx, writer, tensor));
+    MUST(assay_fixture_append_tensor(ctx, writer, tensor));
     if (scales == NULL) return ASSAY_OK;
     spec.type = ASSAY_FLOAT32;
     assay_path_at(ASSAY_ROLE_ERROR_SCALE, profile->precision.name, tensor->spec.path, spec.path);

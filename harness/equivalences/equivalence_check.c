@@ -218,11 +218,6 @@ static void compare_floats(const assay_tensor_set *one, const assay_tensor *othe
     }
 }
 
-static bool is_whole(const assay_tensor *origin)
-{
-    return origin == NULL || assay_tensor_is_complete(origin);
-}
-
 static assay_status compare(assay_context *ctx, const assay_form *one, const assay_form *other,
                             const assay_other_form *how, assay_equivalence_result *r)
 {
@@ -232,7 +227,9 @@ static assay_status compare(assay_context *ctx, const assay_form *one, const ass
         assay_counterpart found;
         if (!is_compared(tensor, how) || !assay_find_counterpart(&one->results, &tensor->spec, layouts, &found))
             continue;
-        if (!is_whole(found.origin[0]) || !is_whole(found.origin[1])) continue;
+        bool whole = true;
+        for (int k = 0; k < 2; k++) whole &= found.origin[k] == NULL || assay_tensor_is_complete(found.origin[k]);
+        if (!whole) continue;
         r->tensors++;
         if (tensor->indices != NULL) {
             compare_integers(tensor, &found, r);

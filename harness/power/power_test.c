@@ -147,11 +147,9 @@ static assay_status judge(assay_context *ctx, const assay_trial *t, const assay_
 static assay_status append_tensor(assay_context *ctx, assay_fixture_writer *writer, const assay_tensor *tensor,
                                   const assay_profile *profile)
 {
-    assay_tensor_spec spec = tensor->spec;
-    if (tensor->values != NULL) spec.type = assay_candidate_type(profile, &spec);
-    MUST(assay_fixture_declare(ctx, writer, &spec));
-    return tensor->indices != NULL ? assay_fixture_append_i32(ctx, writer, spec.path, tensor->count, tensor->indices)
-                                   : assay_fixture_append(ctx, writer, spec.path, tensor->count, tensor->values);
+    assay_tensor stored = *tensor;
+    if (tensor->values != NULL) stored.spec.type = assay_candidate_type(profile, &tensor->spec);
+    return assay_fixture_append_tensor(ctx, writer, &stored);
 }
 
 /* Of a golden with checkpoints these too. */
