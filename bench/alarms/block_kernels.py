@@ -157,21 +157,22 @@ def index_scores(k, x, qr, at, of, wq, wk, k_scale, k_bias, weights_proj, rotate
     return k.step("score", k.product("th,ths->ts", weight, F.relu(k.product("thi,si->ths", query, key) * width**-0.5)))
 
 
-def sparse_attention(k, x, qr, main, latent, at, of, wq, wk, k_scale, k_bias, weights_proj, rotated, count):
+def sparse_attention(k, x, qr, main, latent, at, of, wq, wk, k_scale, k_bias, weights_proj, rotated, count, scale=None, width=None):
+    """The first numbers of a key, `width` of them, are its value; without a number all."""
     seen = seen_from(at, of)
     score = index_scores(k, x, qr, at, of, wq, wk, k_scale, k_bias, weights_proj, rotated)
     ids = score.detach().masked_fill(~seen, -1e30).sort(dim=-1, descending=True, stable=True).indices[:, :count]
     k.choice = {"routing/ids/top_k": ids.int().numpy()}
-    scale = latent.shape[-1] ** -0.5
+    scale = scale or latent.shape[-1] ** -0.5
     if k.main == "dense":  # all keys, of which the others have no weight
         mask = torch.full_like(score, -1e30).scatter(1, ids, 0.0).masked_fill(~seen, -1e30)
         p = k.softmax(k.product("tnc,sc->tns", main, latent) * scale + mask[:, None])
-        return {"o": k.product("tns,sc->tnc", p, latent)}
+        return {"o": k.product("tns,sc->tnc", p, latent[:, :width])}
     chosen = latent[ids]
     s = k.step("s", k.product("tnc,tkc->tnk", main, chosen) * scale).masked_fill(~seen.gather(1, ids)[:, None], -1e30)
     if k.main == "flash":
-        return {"o": k.attend(s[None].transpose(0, 1), chosen[:, None])[:, 0]}
-    return {"o": k.product("tnk,tkc->tnc", k.step("p", k.softmax(s)), chosen)}
+        return {"o": k.attend(s[None].transpose(0, 1), chosen[:, None, :, :width])[:, 0]}
+    return {"o": k.product("tnk,tkc->tnc", k.step("p", k.softmax(s)), chosen[..., :width])}
 
 
 def indexer_loss(k, x, qr, main, keys, at, of, wq, wk, k_scale, k_bias, weights_proj, rotated=4):
@@ -258,30 +259,30 @@ def overlapping_entries(k, name, x, wkv, wgate, bias, norm, first, rotated):
     return torch.cat([n[..., :-rotated], turned(n[..., -rotated:], first, 160000.0, True)], -1)
 
 
-def over_window_and_chosen(k, q, own, c, ids, at, sinks):
-    """Attention of a window of three tokens and of the entries of these indices, with a sink."""
+def over_window_and_chosen(k, q, own, c, ids, at, sinks, window=3):
+    """Attention of a window of tokens and of the entries of these indices, with a sink."""
     (tokens, heads, width), place = q.shape, torch.arange(len(own))
-    near = (place <= at[:, None]) & (place > at[:, None] - 3)
-    window = (k.product("tnc,sc->tns", q, own) * width**-0.5).masked_fill(~near[:, None], -1e30)
+    near = (place <= at[:, None]) & (place > at[:, None] - window)
+    scores = (k.product("tnc,sc->tns", q, own) * width**-0.5).masked_fill(~near[:, None], -1e30)
     sink = sinks.expand(tokens, heads)[..., None]
     if k.main == "dense":  # over all entries, of which those that are not chosen have no weight
         mask = torch.full((tokens, len(c)), -1e30, dtype=q.dtype).scatter(1, ids, 0.0)
-        p = k.softmax(torch.cat([window, k.product("tnc,wc->tnw", q, c) * width**-0.5 + mask[:, None], sink], -1))
+        p = k.softmax(torch.cat([scores, k.product("tnc,wc->tnw", q, c) * width**-0.5 + mask[:, None], sink], -1))
         o = k.product("tny,yc->tnc", p[..., :-1], torch.cat([own, c]))
     else:
         s = k.product("tnc,tkc->tnk", q, c[ids]) * width**-0.5
         if k.main == "parts":  # each with its lse, and the sink where they meet
-            made = [k.product("tns,sc->tnc", torch.softmax(window, -1), own), k.product("tnk,tkc->tnc", torch.softmax(s, -1), c[ids])]
-            share = torch.softmax(torch.cat([torch.logsumexp(window, -1, True), torch.logsumexp(s, -1, True), sink], -1), -1)
+            made = [k.product("tns,sc->tnc", torch.softmax(scores, -1), own), k.product("tnk,tkc->tnc", torch.softmax(s, -1), c[ids])]
+            share = torch.softmax(torch.cat([torch.logsumexp(scores, -1, True), torch.logsumexp(s, -1, True), sink], -1), -1)
             o = share[..., :1] * made[0] + share[..., 1:2] * made[1]
         else:
-            p = k.step("p", k.softmax(torch.cat([window, s, sink], -1)))
+            p = k.step("p", k.softmax(torch.cat([scores, s, sink], -1)))
             o = k.product("tns,sc->tnc", p[..., : len(own)], own) + k.product("tnk,tkc->tnc", p[..., len(own) : -1], c[ids])
     return k.step("o", o)
 
 
-def compressed_sparse_attention(k, x, qr, q, own, at, first, wkv, wgate, bias, norm, index_wkv, index_wgate, index_bias, index_norm, index_wq, weights_proj, sinks, count=3):
-    tokens, ratio, rotated = len(q), len(bias), 4
+def compressed_sparse_attention(k, x, qr, q, own, at, first, wkv, wgate, bias, norm, index_wkv, index_wgate, index_bias, index_norm, index_wq, weights_proj, sinks, count=3, window=3, rotated=4):
+    tokens, ratio = len(q), len(bias)
     c = k.step("c", overlapping_entries(k, "", x, wkv, wgate, bias, norm, first, rotated))
     ik = k.step("ik", overlapping_entries(k, "i", x, index_wkv, index_wgate, index_bias, index_norm, first, rotated))
     iq = k.step("iq", k.product("tq,qhi->thi", qr, index_wq))
@@ -291,7 +292,7 @@ def compressed_sparse_attention(k, x, qr, q, own, at, first, wkv, wgate, bias, n
     past = first + ratio <= at[:, None] + 1
     ids = score.detach().masked_fill(~past, -1e30).sort(dim=-1, descending=True, stable=True).indices[:, :count]
     k.choice = {"routing/ids/top_k": ids.int().numpy()}
-    o = over_window_and_chosen(k, q, own, c, ids, at, sinks)
+    o = over_window_and_chosen(k, q, own, c, ids, at, sinks, window)
     return {"y": torch.cat([o[..., :-rotated], turned(o[..., -rotated:], at, 160000.0, True, True)], -1)}
 
 
@@ -326,7 +327,7 @@ def without_weight(k, x, epsilon):
 
 
 def layer(k, x, positions, q_proj, k_proj, v_proj, o_proj, gate, up, down, before_attention, before_mlp, q_norm=None, k_norm=None, behind_attention=None, behind_mlp=None,
-          chunks=None, family="gemma3"):
+          chunks=None, family="gemma3", window=3):
     """A layer of Gemma 3, Gemma 4 or Llama 4."""
     llama, epsilon = family == "llama4", 1e-5 if family == "llama4" else 1e-6
     norm = lambda x, w: x if w is None else k.rms_norm(x, w + 1 if family == "gemma3" else w, epsilon)
@@ -341,7 +342,7 @@ def layer(k, x, positions, q_proj, k_proj, v_proj, o_proj, gate, up, down, befor
     q, key, v = (k.step(name, x) for name, x in (("q", q), ("k", key), ("v", v)))
     place = torch.arange(x.shape[1])
     seen = place[:, None] >= place
-    seen = seen & (chunks[:, :, None] == chunks[:, None]) if llama else (seen & (place[:, None] - place < 3)).expand(len(x), -1, -1)
+    seen = seen & (chunks[:, :, None] == chunks[:, None]) if llama else (seen & (place[:, None] - place < window)).expand(len(x), -1, -1)
     q, key, v = (x.transpose(1, 2) for x in (q, key.repeat_interleave(q.shape[2] // key.shape[2], 2), v.repeat_interleave(q.shape[2] // v.shape[2], 2)))
     scores = k.product("bnsh,bnth->bnst", q, key) * (1.0 if family == "gemma4" else q.shape[-1] ** -0.5)
     scores = scores.masked_fill(~seen[:, None], -1e30)
@@ -426,7 +427,7 @@ def gated_delta(k, q, k_, v, a, b, start, A_log, dt_bias):
     return {"state": state, "y": torch.cat(made, 2).transpose(1, 2)}
 
 
-def moe_align(k, x, ids, size=4, experts=5):
+def moe_align(k, x, ids, size=4, experts=5, places=8):
     """The ways in which kernels find a copy's place among those of its expert."""
     flat, copies = ids.flatten(), ids.numel()
     count = torch.bincount(flat, minlength=experts)
@@ -440,9 +441,9 @@ def moe_align(k, x, ids, size=4, experts=5):
         rank = F.one_hot(flat, experts).cumsum(0)[torch.arange(copies), flat] - 1
     else:
         rank = torch.tensor([int((flat[:i] == flat[i]).sum()) for i in range(copies)])
-    sorted_ids = torch.full((copies + experts * (size - 1) + size - 1,), copies)[: 8 * size]
+    sorted_ids = torch.full((places * size,), copies)
     sorted_ids[begin[flat] + rank] = torch.arange(copies)
-    expert_ids = torch.full((8,), -1)
+    expert_ids = torch.full((places,), -1)
     expert_ids[: int(blocks.sum())] = torch.arange(experts).repeat_interleave(blocks)
     rows = torch.cat([x.repeat_interleave(ids.shape[1], 0), torch.zeros_like(x[:1])])
     return {"sorted_ids": sorted_ids, "expert_ids": expert_ids, "padded": blocks.sum() * size, "y": rows[sorted_ids]}
@@ -533,8 +534,7 @@ def eplb_nodes(k, load, parts, places=12, devices=4, groups=4, nodes=2):
     return {"copies": copies, "expert": torch.tensor(expert), "replica_of": torch.tensor(replica_of), "by_node": torch.tensor(by_node), "y": torch.tensor(y).to(k.ar.wide) / 12}
 
 
-def lora_by_token(k, x, adapter, number, w, a, b):
-    factor = 4 / 3**0.5
+def lora_by_token(k, x, adapter, number, w, a, b, factor=4 / 3**0.5):
     if k.main == "sorted":
         rows, added = adapter.argsort(stable=True), torch.zeros(len(x), w.shape[1], dtype=x.dtype)
         for i in range(len(a)):
@@ -618,8 +618,8 @@ def kda(k, q, k_, v, f, b, start, A_log, dt_bias, bounded=False):
     return {"state": state, "y": torch.cat(made)}
 
 
-def compressed_attention(k, x, q, own, at, of, first, wkv, wgate, bias, norm, sinks, wo):
-    ratio, entries, (tokens, heads, width), rotated = len(bias), len(first), q.shape, 4
+def compressed_attention(k, x, q, own, at, of, first, wkv, wgate, bias, norm, sinks, wo, window=3, rotated=4):
+    ratio, entries, (tokens, heads, width) = len(bias), len(first), q.shape
     used = x[: ratio * entries]
     z = k.step("z", k.product("td,dc->tc", used, wgate).unflatten(0, (entries, ratio)) + bias)
     kv = k.step("kv", k.product("td,dc->tc", used, wkv).unflatten(0, (entries, ratio)))
@@ -627,7 +627,7 @@ def compressed_attention(k, x, q, own, at, of, first, wkv, wgate, bias, norm, si
     turn = lambda t, positions, back: torch.cat([t[..., :-rotated], turned(t[..., -rotated:], positions, 160000.0, True, back)], -1)
     c = k.step("c", turn(n, first, False))
     distance = at[:, None] - of
-    near, past = (distance >= 0) & (distance < 3), at[:, None] >= first + ratio - 1
+    near, past = (distance >= 0) & (distance < window), at[:, None] >= first + ratio - 1
     keys, seen = torch.cat([own, c]), torch.cat([near, past], 1)
     if k.main == "parts":  # the window and what is compressed, each with its lse, and the sink where they meet
         made = []
@@ -676,13 +676,26 @@ KERNELS = {
     "compressed-sparse-attention": (compressed_sparse_attention, ("chosen", "dense", "parts"), {}),
     "compressed-blocks-attention": (compressed_blocks_attention, ("chosen", "dense", "parts"), {}),
 }
+# The same at true size, with what those programs count instead of being given
+TRUE_SIZE = {
+    "true-size/compressed-attention": (compressed_attention, ("columns", "sink as a factor", "parts"), {
+        "window": 128, "at": torch.arange(2016, 2048), "of": torch.arange(2048), "first": torch.arange(0, 2048, 128), "rotated": 64}),
+    "true-size/lora-by-token": (lora_by_token, LORA, {"factor": 8}),
+    "true-size/moe-align": (moe_align, ("sorted", "one-hot", "counted"), {"size": 16, "experts": 128, "places": 248}),
+    "true-size/dispatch-combine": (dispatch_combine, ("gathered", "first rank first", "last rank first"), {"ranks": 8, "each": 32}),
+    "true-size/eplb": (eplb, ("list", "array", "heap"), {"places": 288, "devices": 32}),
+}
 UNROUNDED = {"outputs/z_loss"}  # statistics
 CODES = {"indexer-codes", "weighed-hidden-codes"}  # these kernels give theirs
 
 
+def forms(name):
+    return (TRUE_SIZE if name in TRUE_SIZE else KERNELS)[name][1]
+
+
 def run(name, tensors, expects, profile, number, fused):
     """Results by path, of the form that the number gives."""
-    kernel, forms, told = KERNELS[name]
+    kernel, forms, told = (TRUE_SIZE if name in TRUE_SIZE else KERNELS)[name]
     k = Kernel(profile, number, False, "")
     k.main = forms[number % len(forms)]
     k.keep = lambda line, x: x if line in fused or fused == ["all"] else k.ar.keep(line, x)

@@ -21,6 +21,10 @@ PER_SEED = 20  # runs of one golden
 FAR = 1e-10  # of a tensor's largest number
 
 
+def whole_name(name):
+    return name if "/" in name else "program/" + name
+
+
 def tried(name, precision, seed, runs):
     """Of each form how many runs there were, and the failures; at f64 the largest distance from the golden."""
     import assay
@@ -29,7 +33,7 @@ def tried(name, precision, seed, runs):
 
     torch.set_num_threads(1)
     dtype = {"bf16": "bfloat16", "f32": "float32", "f64": "float64"}[precision]
-    case = assay.case("program/" + name, precision=precision, dtype=dtype, seed=seed, threads=1, cache="", explain=False,
+    case = assay.case(whole_name(name), precision=precision, dtype=dtype, seed=seed, threads=1, cache="", explain=False,
                        checkpoints="all" if name in block_kernels.CODES else "none")
     tensors, expects = alarms.Given(case, np.float64).tensors, [path for path in case.expected if not path.startswith("checkpoints/")]
     fused = re.search(r"^fused: (.*)$", case.yaml, re.M)
@@ -37,7 +41,7 @@ def tried(name, precision, seed, runs):
     counts, failures, distance = collections.Counter(), [], 0.0
     for number in runs:
         results = block_kernels.run(name, tensors, expects, precision, number, fused)
-        form = block_kernels.KERNELS[name][1][number % len(block_kernels.KERNELS[name][1])]
+        form = block_kernels.forms(name)[number % len(block_kernels.forms(name))]
         counts[form] += 1
         if precision == "f64":
             for path, x in ((path, x) for path, x in results.items() if not path.startswith("checkpoints/")):
@@ -54,7 +58,7 @@ def told(program, name):
     """Whether binary128 agrees, and mutants at bf16: detected with checkpoints, and of how many."""
     with tempfile.TemporaryDirectory() as folder:
         golden = f"{folder}/golden.h5"
-        subprocess.run([program, "generate", "program/" + name, "-o", golden, "--set", "profiles=bf16"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([program, "generate", whole_name(name), "-o", golden, "--set", "profiles=bf16"], check=True, stdout=subprocess.DEVNULL)
         certified = subprocess.run([program, "verify", golden], stdout=subprocess.DEVNULL).returncode == 0
         said = subprocess.run([program, "power", golden, "--precision", "bf16"], stdout=subprocess.PIPE, text=True).stdout
     of = re.search(r"power: (\d+) of (\d+) mutants that have an effect here are detected(?:, (\d+) with checkpoints)?", said)
@@ -63,21 +67,22 @@ def told(program, name):
 
 def main():
     parser = argparse.ArgumentParser(prog="ci/blocks", description="what a verdict on each block of 2026 is worth")
-    parser.add_argument("names", nargs="*", default=["*"], help="programs, without program/, or patterns")
+    parser.add_argument("names", nargs="*", default=["*"], help="programs, without program/, or patterns; those of true size as true-size/NAME")
     parser.add_argument("--runs", type=int, default=120, help="correct runs of each program at bf16, and as many at f32 (default 120)")
     parser.add_argument("--seed", type=int, default=1, help="the first seed (default 1)")
     parser.add_argument("--no-mutants", action="store_true", help="correct kernels alone")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--program", default=str(alarms.ROOT / "build/release/harness/assay"))
     options = parser.parse_args()
-    names = [name for name in block_kernels.KERNELS if any(fnmatch.fnmatch(name, pattern) for pattern in options.names)]
+    wanted = lambda name: any(fnmatch.fnmatch(name, p) and p.startswith("true-size") == name.startswith("true-size") for p in options.names)
+    names = [name for name in (*block_kernels.KERNELS, *block_kernels.TRUE_SIZE) if wanted(name)]
     failed = 0
     print("Blocks")
     print("| program | certified | forms | from the golden at float64 | rejected at bf16 | rejected at f32 | mutants found |\n| --- | --- | --- | --- | --- | --- | --- |", flush=True)
     with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
         for name in names:
             cells = {}
-            for precision, count in (("f64", 12), ("bf16", options.runs), ("f32", options.runs)):
+            for precision, count in (("f64", min(12, options.runs)), ("bf16", options.runs), ("f32", options.runs)):
                 parts = [range(first, min(first + PER_SEED, count)) for first in range(0, count, PER_SEED)]
                 made = list(pool.map(tried, *zip(*((name, precision, options.seed + i, part) for i, part in enumerate(parts)))))
                 wrong = [line for _, failures, _ in made for line in failures]
@@ -88,7 +93,7 @@ def main():
             certified, found, of = (None, 0, 0) if options.no_mutants else pool.submit(told, options.program, name).result()
             failed += certified is False
             share = "" if certified is None else f"{100 * found / of:.1f} % ({found} of {of})"
-            print(f"| {name} | {'' if certified is None else 'yes' if certified else 'NO'} | {len(block_kernels.KERNELS[name][1])} | {cells['f64'][1]:.0e} | {cells['bf16'][0]} | "
+            print(f"| {name} | {'' if certified is None else 'yes' if certified else 'NO'} | {len(block_kernels.forms(name))} | {cells['f64'][1]:.0e} | {cells['bf16'][0]} | "
                   f"{cells['f32'][0]} | {share} |", flush=True)
     return int(failed > 0)
 

@@ -362,6 +362,26 @@ def transformer_layer(g, window=6):
     return {**{"checkpoints/" + name: t for name, t in names.items()}, "y": r + h @ down}
 
 
+def gemma3_layer(g, plus_one=True, window=3):
+    """Norms by 1 + w, in front of both halves and behind them; queries and keys normed by head; a window of tokens."""
+    names = ("before_attention", "q_norm", "k_norm", "behind_attention", "before_mlp", "behind_mlp")
+    before_attention, q_norm, k_norm, behind_attention, before_mlp, behind_mlp = (w + 1 if plus_one else w for w in wide(g, *names))
+    x, positions, q_proj, k_proj, v_proj, o_proj, gate, up, down = wide(g, "x", "positions", "q_proj", "k_proj", "v_proj", "o_proj", "gate", "up", "down")
+    n = rms_norm(x, before_attention)
+    q, k, v = (torch.einsum("btd,nhd->btnh", n, w) for w in (q_proj, k_proj, v_proj))
+    q, k = rope(rms_norm(q, q_norm), positions, 10000.0), rope(rms_norm(k, k_norm), positions, 10000.0)
+    keys, values = (t.repeat_interleave(q.shape[2] // t.shape[2], 2) for t in (k, v))
+    place = torch.arange(x.shape[1])
+    seen = (place[:, None] >= place) & (place[:, None] - place < window)
+    scores = torch.einsum("bsnh,btnh->bnst", q, keys) / q.shape[-1] ** 0.5
+    o = torch.einsum("bnst,btnh->bsnh", torch.softmax(scores.masked_fill(~seen, -1e30), -1), values)
+    r = x + rms_norm(torch.einsum("btnh,dnh->btd", o, o_proj), behind_attention)
+    m = rms_norm(r, before_mlp)
+    h = F.gelu(m @ gate.T, approximate="tanh") * (m @ up.T)
+    steps = {"n": n, "q": q, "k": k, "v": v, "o": o, "r": r, "m": m, "h": h}
+    return {**{"checkpoints/" + name: t for name, t in steps.items()}, "y": r + rms_norm(h @ down.T, behind_mlp)}
+
+
 # the kernel, its wrong form, what that is, and the step that a report names
 KERNELS = {
     "norm-rope": (norm_rope, {"turn": -1.0}, "it turns the other way", "outputs/y"),
@@ -388,6 +408,7 @@ KERNELS = {
     "moe-align": (moe_align, {"padded": False}, "experts begin where the one before ends, and not at a block", "outputs/sorted_ids"),
     "mtp": (mtp, {"shifted": False}, "the second depth is given the first one's token", "checkpoints/j2"),
     "compressed-attention": (compressed_attention, {"early": True}, "an entry is seen from its first token on", "checkpoints/past"),
+    "gemma3-layer": (gemma3_layer, {"plus_one": False}, "norms multiply by w, and not by 1 + w", "checkpoints/n"),
     "transformer-layer": (transformer_layer, {"window": 99}, "the window is left out", "checkpoints/o"),
 }
 
