@@ -46,6 +46,7 @@ JUMPS = ("floor", "round", "above")  #: whole numbers of others: a kernel's erro
 REPEATS = ("add", "sub", "mul", "div", "maximum", "minimum", "where", "rearrange")
 #: What PyTorch says of a function that has no gradients: it writes over what they need, or has an operator without.
 NO_GRADIENT = ("needed for gradient computation has been modified by an inplace operation", "is not implemented")
+HALVES = ("bfloat16", "float16")
 CODES = ("float8_e4m3fn", "float8_e5m2")  #: types of results that are judged as codes
 LETTERS = "TDHNKFEBSRPVCGMJLQUWXYZIAO" + string.ascii_lowercase
 
@@ -183,6 +184,7 @@ class Tracer:
         self.tensors: list[list[Axis]] = []  #: axes that must stay apart
         self.choices: dict[str, Value] = {}  #: results of the function that are choices
         self.types: dict[str, str] = {}  #: of its results that are fp8
+        self.halves: list[str] = []  #: its results that are bfloat16 or float16
         self.floats: dict[str, np.ndarray[Any, Any]] = {}  #: constants that are no whole numbers, by their names
         self.narrowed: set[str] = set()  #: arguments whose gradient would go through a cast to fp8, which frameworks round and kernels pass
         self.places: list[Value] = []  #: 0, 1, ..
@@ -1278,6 +1280,8 @@ class Tracer:
         if value.integer and value.step is not None and value.step.base == "top_k":
             self.choices[name] = value  # a result by itself
             return
+        if dtype in HALVES:
+            self.halves.append(name)
         if dtype in CODES:
             self.types[name] = dtype
             value = value.came("cast")[0] if value.came("cast") else value
@@ -2057,8 +2061,10 @@ def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] 
         raise lib.BadInput(f"{tracer.at}: all results are a choice, expected one that is computed of it, too: the numbers that were chosen, say")
     own_types = {path.split("/")[1]: type for path, _, _ in tracer.inputs for type in [types_of(example).get(path.split("/")[1])] if type is not None}
     low = settings.get("dtype", "bfloat16")
-    if any(name == "lse" for name, _ in outputs) and low in ("bfloat16", "float16"):  # which is a statistic, unless the function gives it in its own type
-        own_types.update({name: kind for name, kind in framework.types_at(function, example, low).items() if name == "lse" and kind == low})
+    # a statistic, unless the function gives it in its own type; and what it rounds on purpose
+    asked = [name for name, _ in outputs if name in tracer.halves or (name == "lse" and low in HALVES)]
+    kinds = framework.types_at(function, example, low) if asked else {}
+    own_types.update({name: kinds[name] for name in asked if kinds.get(name) in HALVES and (kinds[name] != low or name == "lse")})
     dtypes = typed(tracer, [name for name, _ in outputs], {**own_types, **tracer.types, **(types or {})})
     lines, fused, places = tracer.yaml(outputs, axes or {}, fills or {})
     choices = {name: f"routing/{value.step.name}/top_k" for name, value in tracer.choices.items() if value.step is not None}
@@ -2108,7 +2114,9 @@ def typed(tracer: Tracer, outputs: Sequence[str], types: Mapping[str, str]) -> d
     for name in types:
         if name not in [path.split("/")[1] for path in paths]:
             raise lib.BadInput(f"{tracer.at}: types has {name}, expected an argument or a result: {', '.join(path.split('/')[1] for path in paths)}")
-    return {path: types[path.split("/")[1]] for path in paths if path.split("/")[1] in types}
+    found = {path: types[path.split("/")[1]] for path in paths if path.split("/")[1] in types}
+    narrow = {path.replace("outputs/", "cotangents/", 1): type for path, type in found.items() if path.startswith("outputs/") and type in HALVES}
+    return {**narrow, **found}  # what goes back has the result's type
 
 
 def positive(tracer: Tracer, example: Mapping[str, Any], fills: Mapping[str, Any]) -> dict[str, str]:

@@ -300,3 +300,13 @@ def test_every_few_places_are_written():
     assert assay.assert_correct(lambda x: turned(x), turned, example, precision="f32").verdict == "PASS"
     with pytest.raises(assay.Mismatch):
         assay.assert_correct(lambda x: -turned(x), turned, example, precision="f32")
+
+
+def test_a_result_that_the_function_rounds():
+    """Has its type at wider precisions too, and so has its cotangent."""
+    reference = lambda q, s: {"y": (q * s[:, None]).bfloat16(), "total": q.sum()}  # noqa: E731
+    example = {"q": torch.ones(6, 32), "s": torch.ones(6)}
+    for precision in ("f32", "f16", "bf16"):
+        assert assay.assert_correct(reference, reference, example, precision=precision).verdict == "PASS"
+    with pytest.raises(assay.Mismatch, match="outputs/total"):
+        assay.assert_correct(lambda q, s: {**reference(q, s), "total": q.bfloat16().float().sum()}, reference, example, precision="f32", gradients=False)
