@@ -12,6 +12,7 @@ from . import _library as lib
 from ._case import Case
 from ._case import case as open_case
 from ._report import Mismatch, Report
+from ._results import check_paths
 from ._trace import Program, as_function, led_to, library_of, module_of, named, positional, trace
 
 __tracebackhide__ = True  # pytest shows the test, not these functions
@@ -79,6 +80,7 @@ def assert_close(actual: Any, case: Case | str | os.PathLike[str], path: str = "
     """In the place of ``torch.testing.assert_close(actual, expected, atol, rtol)``: one result of a case, which may be a name of the catalogue or a golden's file. Raises
     `Mismatch` unless it is right at the precision."""
     opened = case if isinstance(case, Case) else open_case(case)
+    check_paths({path: actual}, opened.expected, tuple)
     return opened.check({path: actual}, precision, only=[path])
 
 

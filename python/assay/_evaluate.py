@@ -345,7 +345,7 @@ class Candidate:
             raise Wrong("NO TENSORS", f"its answer is none: {type(why).__name__}: {why}") from None
         for path, block, now in zip(given.paths, given.blocks, after):
             if path and path.split("/")[-1] not in writes and bytes(block.data) != bytes(now.data):
-                raise Wrong("INPUT CHANGED", f"the kernel has written into {path}")
+                raise Wrong("INPUT CHANGED", f"the kernel has written into {path}; what it may write into stands in writes")
         return results, took, [(block.type, block.shape) for block in blocks]
 
 

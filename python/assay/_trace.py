@@ -2032,7 +2032,7 @@ def trace(function: Callable[..., Any], example: Any, *, weights: Sequence[str] 
     if library == "numpy" and importlib.util.find_spec("jax") is None:
         raise lib.BadInput("trace: functions of numpy are traced by JAX, which is not installed")
     framework = importlib.import_module(f"._trace_{library}", __package__)
-    title = name or "traced/" + getattr(function, "__name__", "function").strip("<>")
+    title = name or "traced/" + (getattr(function, "__name__", "").strip("<>").lstrip("_") or "function")
 
     def recorded(gradients: bool) -> tuple[Tracer, list[tuple[str, Value]]]:
         tracer = Tracer(title, function, casts, gradients)
@@ -2254,7 +2254,7 @@ class Reference:
         made = []
         for sizes in (dict(zip(self.sizes, values)) for values in itertools.product(*self.sizes.values())):
             example = self.example(sizes)
-            label = f"traced/{self.function.__name__}-" + "-".join(f"{a}{n}" for a, n in sizes.items())
+            label = f"traced/{self.function.__name__.lstrip('_') or 'function'}-" + "-".join(f"{a}{n}" for a, n in sizes.items())
             made.append(trace(self.function, example, weights=self.weights, axes=self.axes, name=label, dtype=self.dtype, integers=self.integers, fills=self.fills,
                               types=self.types))
         return made

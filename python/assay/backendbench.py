@@ -17,6 +17,8 @@ def verdict(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, An
     """Whether that is what the operator gives of these arguments; `BadInput` where no program has the operator."""
     from torch.utils import _pytree
 
+    if getattr(getattr(op, "_schema", None), "is_mutable", False):
+        raise lib.BadInput(f"{op} writes into its arguments, which are no longer what they were")
     leaves, form = _pytree.tree_flatten((list(args), dict(kwargs)))
     example = {f"x{i}": x for i, x in enumerate(leaves) if hasattr(x, "dtype") and hasattr(x, "shape")}
 

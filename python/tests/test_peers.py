@@ -90,6 +90,15 @@ def test_backendbench_verdict():
         assert not assay.backendbench.verdict(op, args, keywords, torch.zeros_like(right))
 
 
+def test_backendbench_operators_that_begin_with_a_line_and_that_write():
+    x = torch.randn(2, 1000) * 1e-3
+    for wrong, good in ((0.0, True), (1.0, False)):
+        right = torch.softmax(x.double(), -1).float()
+        assert assay.backendbench.verdict(torch.ops.aten._softmax.default, (x, -1, False), {}, right * (1 - wrong) + wrong / 1000) == good
+    with pytest.raises(assay.BadInput, match="writes into its arguments"):
+        assay.backendbench.verdict(torch.ops.aten.add_.Tensor, (x, x), {}, x)
+
+
 def test_backendbench_s_own_evaluation(peer, monkeypatch):
     package = types.ModuleType("BackendBench")  # without what asks models
     package.__path__ = [str(peer("BackendBench") / "BackendBench")]
