@@ -139,6 +139,9 @@ static assay_status resize(assay_context *ctx, const assay_form *one, const plac
     if (resized && m->pagedattn_num_pages > 0 && !m->use_indexer) m->pagedattn_num_pages += each * (p->total + 1);
     form->c.profiles = (assay_text_list){nothing, 1};
     MUST(assay_plan_make(ctx, &form->plan, &form->c));
+    /* NaN for a backend, too; of scales as codes there may be none */
+    for (int i = 0; i < form->plan.list.count; i++)
+        form->plan.list.entries[i].any_number |= p->pads && one->c.quant_format_count == 0;
     MUST(assay_inputs_open(ctx, &inputs, &form->c, &form->plan.list, NULL));
     if (form->plan.elements > MOST_ELEMENTS)
         return assay_refuse(ctx, "%lld numbers, of which at most %d are tried", (long long)form->plan.elements,
@@ -308,7 +311,7 @@ assay_status assay_company_check(assay_context *ctx, const assay_backend_check_o
     if (p.pads) p.total += PADDING;
     MUST(try_placing(ctx, &a, &p, r));
     p.padding = 1e4;
-    if (p.pads && r->why[0] != '\0') MUST(try_placing(ctx, &a, &p, r));
+    if (p.pads && (r->why[0] != '\0' || end->outcome != ASSAY_OUTCOME_DONE)) MUST(try_placing(ctx, &a, &p, r));
     r->others = PADDING;
     return ASSAY_OK;
 }

@@ -195,7 +195,7 @@ int assay_backend_run(const assay_backend_request *r)
             *(strcmp(fault, "split") == 0 && rows >= 64 ? &parts[k % 4] : &sum) += from[k] * from[k];
         }
         sum += parts[0] + parts[1] + parts[2] + parts[3];
-        if (strcmp(fault, "beyond") == 0 && row + 1 < rows) sum += 1e-6f * from[n];
+        if (strcmp(fault, "beyond") == 0 && row + 1 < rows) sum += 0 * from[n];
         for (long i = 0; i < n; i++) ((float *)r->results[0].data)[row * n + i] = from[i] / sqrtf(sum / (float)n + epsilon) * w[i];
     }
     r->results[0].type = ASSAY_BACKEND_FLOAT32;
