@@ -8,6 +8,7 @@
 #include "harness/fixes/evaluate_again.h"
 #include "harness/golden/golden_memory.h"
 #include "harness/plan/golden_read.h"
+#include "harness/plan/written_codes.h"
 #include "oracle/base/memory.h"
 
 #define LOGITS "outputs/logits"
@@ -191,6 +192,8 @@ static assay_status compare(assay_context *ctx, assay_golden *golden, assay_gold
 {
     OWNED_BY(assay_tensor_set_free) assay_tensor_set set = {0};
     OWNED_BY(assay_fixture_release) assay_fixture_reader *difference = NULL;
+    OWNED_BY(assay_written_codes_free) assay_written_codes first = {0}, second = {0};
+    assay_written_codes *const codes[] = {&first, &second};
     pair p = {0};
     for (int s = 0; s < 2; s++) {
         const assay_judging how = {
@@ -209,12 +212,18 @@ static assay_status compare(assay_context *ctx, assay_golden *golden, assay_gold
     MUST(evaluate(ctx, golden, p.against[0], sides, quiet, again));
     p.golden = again->reader;
     b->same = true;
+    for (int s = 0; s < 2; s++) { /* codes that each may have by its own numbers are alike */
+        MUST(assay_written_codes_adopt(ctx, &golden->plan, sides[s].profile, false_alarm, false, p.against[s],
+                                       sides[s].candidate, codes[s]));
+        b->same &= codes[s]->admissible == 0;
+    }
     for (int i = 0; i < assay_fixture_count(p.golden); i++) {
         const assay_tensor_spec *spec = assay_fixture_spec(p.golden, i);
         /* in the order of other choices other rows stand beside each other */
         if (b->differ > 0 && spec->shape.rank > 0 && strcmp(spec->labels[0], "T*K") == 0) continue;
         if (assay_role_is_compared(spec->role) && both_have(&p, spec)) MUST(take(ctx, &p, spec, &set, &b->same));
     }
+    for (int s = 0; s < 2; s++) MUST(assay_written_codes_put_back(ctx, sides[s].candidate, codes[s]));
     MUST(assay_fixture_of_tensors(ctx, "candidate", &set, &difference));
     MUST(assay_compare_undiagnosed(ctx, p.golden, difference, sides[1].profile, false_alarm,
                                    assay_plan_order(&again->plan), &b->apart));

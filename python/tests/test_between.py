@@ -69,7 +69,7 @@ def between(*arguments: str, answer: Path | None = None) -> subprocess.Completed
     return subprocess.run([program(), "between", *arguments, *more], capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("name, a, b", [("moe/small", 0, 3), ("mla/small", 0, 3), ("attention/segments", 0, 3), ("gqa_decode/small", 0, 3),
+@pytest.mark.parametrize("name, a, b", [("moe/small", 0, 3), ("mla/small", 0, 3), ("attention/segments", 0, 3), ("gqa_decode/small", 0, 3), ("program/types", 8, 13),
                                         ("rms_norm/true-width", 4, 8)])  # one keeps what the other rounds, a row to one side
 def test_variants_of_a_backend(name: str, a: int, b: int) -> None:
     made = between(name, BACKEND + f" --variant {a}", BACKEND + f" --variant {b}", "--precision", "bf16", "-v")
