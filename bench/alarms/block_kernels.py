@@ -684,6 +684,7 @@ TRUE_SIZE = {
     "true-size/moe-align": (moe_align, ("sorted", "one-hot", "counted"), {"size": 16, "experts": 128, "places": 248}),
     "true-size/dispatch-combine": (dispatch_combine, ("gathered", "first rank first", "last rank first"), {"ranks": 8, "each": 32}),
     "true-size/eplb": (eplb, ("list", "array", "heap"), {"places": 288, "devices": 32}),
+    "true-size/gemma3-layer": (layer, ("products", "flash", "gate and up as one"), {"family": "gemma3", "window": 512}),
 }
 UNROUNDED = {"outputs/z_loss"}  # statistics
 CODES = {"indexer-codes", "weighed-hidden-codes"}  # these kernels give theirs
