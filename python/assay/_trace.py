@@ -762,6 +762,16 @@ class Tracer:
         made.origin = Origin(step, (x,), made.dims, tuple(places))
         return made
 
+    def masked_by_constant(self, x: Value) -> bool:
+        """Whether a mask of no argument puts something in the place of numbers."""
+        return any(self.is_constant(v.came("where")[0]) for v in (x, *x.came("add")) if v.came("where"))
+
+    def is_constant(self, x: Value) -> bool:
+        """Whether it is of no argument."""
+        if x.step is None:
+            return x.number is not None or any(made.core is x.core for _, made in self.constants)
+        return all(self.is_constant(v) for v in x.step.reads)
+
     def whether_any(self, mask: Value, places: Sequence[int], keep: bool) -> Value:
         made = self.over("max", self.truth(mask), places, keep)
         made.truth = True

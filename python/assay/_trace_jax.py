@@ -380,6 +380,11 @@ class Walk:
             x = self.t.prod(x, place)
         return x.seen([d for i, d in enumerate(x.dims) if i not in axes])
 
+    def on_cumlogsumexp(self, eqn: Any, given: Sequence[Known], axis: int) -> Value:
+        """By pairs of pairs, of which each may be stored, as JAX has them on processors."""
+        closed = jax.make_jaxpr(lambda x: jax.lax.associative_scan(jax.numpy.logaddexp, x, axis=axis))(eqn.invars[0].aval)
+        return self.of(self.run(closed.jaxpr, closed.consts, given, self.t.place)[0])
+
     def on_cumprod(self, eqn: Any, given: Sequence[Known], axis: int) -> Value:
         return self.t.cumprod(self.whole(given[0], eqn.invars[0]), axis)
 

@@ -111,6 +111,7 @@ class Recorder(TorchDispatchMode):
         self.alive: list[Any] = []  # so that no id is used again
         self.given: set[int] = set()
         self.narrow = False  #: arguments are in coarser types than float32
+        self.numbers_read: dict[float, Value] = {}  #: by item(): what they are of
         self.own: set[int] = set()  #: what is computed of no argument
         self.random: set[int] = set()  #: and drawn
         self.wide = Wide(None, False)
@@ -197,7 +198,7 @@ class Recorder(TorchDispatchMode):
 
     def of(self, x: Any) -> Value:
         if isinstance(x, (int, float, bool)):
-            return self.t.number(float(x))
+            return self.numbers_read.get(x) or self.t.number(float(x))
         if id(x) in self.values:
             value = self.values[id(x)]
             if value.flows and not x.requires_grad and not self.has_own_backward():  # it was computed where no gradients are, or is cut off
@@ -307,6 +308,9 @@ class Recorder(TorchDispatchMode):
                 self.turns[id(tensor)] = turn
         if operator == "_local_scalar_dense" and (id(args[0]) not in self.values or self.of(args[0]).whole):
             return out  # of indices: as the example has it
+        if operator == "_local_scalar_dense" and isinstance(out, float) and not out.is_integer():  # known again where an operator has it
+            self.numbers_read[out] = self.t.detach(self.t.reshape(self.of(args[0]), []))
+            return out
         if not known:
             results = list(out) if isinstance(out, (list, tuple)) else [out]
             self.alive += results
@@ -893,7 +897,10 @@ class Recorder(TorchDispatchMode):
         return self.t.along("softmax", self.of(x), dim)
 
     def on__safe_softmax(self, out: Any, x: Any, dim: int) -> Value:
-        return self.t.along("softmax", self.of(x), dim)
+        """Of rows of which a mask leaves nothing 0."""
+        v, shown = self.of(x), (x != float("-inf")).any(dim, keepdim=True)
+        made = self.t.along("softmax", v, dim)
+        return made if shown.all() or not self.t.masked_by_constant(v) else self.t.where(self.t.constant(shown.cpu().numpy()), made, self.t.number(0))
 
     def on__log_softmax(self, out: Any, x: Any, dim: int) -> Value:
         v = self.of(x)

@@ -310,3 +310,34 @@ def test_a_result_that_the_function_rounds():
         assert assay.assert_correct(reference, reference, example, precision=precision).verdict == "PASS"
     with pytest.raises(assay.Mismatch, match="outputs/total"):
         assay.assert_correct(lambda q, s: {**reference(q, s), "total": q.bfloat16().float().sum()}, reference, example, precision="f32", gradients=False)
+
+
+def test_numbers_that_item_gives_are_of_what_they_were_read_of():
+    def scaled(x):
+        return x / x.abs().max().item()
+
+    def turned(x):  # what Python computes of them is the example's
+        return x * (1 / x.abs().max().item())
+
+    example = {"x": torch.randn(6, 8)}
+    assert assay.assert_correct(lambda x: x / x.abs().amax().detach(), scaled, example, precision="f32", seeds=2).verdict == "PASS"
+    with pytest.raises(assay.Mismatch):
+        assay.assert_correct(lambda x: x / x.max().detach(), scaled, example, precision="f32", seeds=4)
+    with pytest.raises(assay.BadInput, match="it computes what no program has"):
+        assay.assert_correct(turned, turned, example, precision="f32")
+
+
+@pytest.mark.skipif(not hasattr(torch.nn, "attention"), reason="PyTorch before 2.3 gives NaN")
+def test_a_query_that_a_mask_hides_everything_from_has_zeros():
+    mask = torch.ones(8, 8, dtype=torch.bool).tril(-1)
+
+    def attended(q, k, v):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    def mean(q, k, v):
+        return torch.softmax((q @ k.transpose(-1, -2) / 8**0.5).masked_fill(~mask, -1e30), -1) @ v
+
+    example = tuple(torch.randn(2, 2, 8, 8) for _ in range(3))
+    assert assay.assert_correct(lambda *given: attended(*given), attended, example, precision="f32", gradients=False).verdict == "PASS"
+    with pytest.raises(assay.Mismatch):
+        assay.assert_correct(mean, attended, example, precision="f32", gradients=False)

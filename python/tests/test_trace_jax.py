@@ -101,7 +101,7 @@ def windows(x, w, v):
 
 def triangular(x, y):
     solve = jax.scipy.linalg.solve_triangular
-    return solve(jnp.eye(6) + jnp.tril(x, -1), y, lower=True), solve(jnp.exp(x), y, trans=1), solve(x, y, lower=True, unit_diagonal=True), jnp.cumprod(x, 0)
+    return solve(jnp.eye(6) + jnp.tril(x, -1), y, lower=True), solve(jnp.exp(x), y, trans=1), solve(x, y, lower=True, unit_diagonal=True), jnp.cumprod(x, 0), jax.lax.cumlogsumexp(y, 0)
 
 
 def chosen(x, y):
