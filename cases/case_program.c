@@ -207,9 +207,9 @@ static assay_status put_stack(const assay_yaml *y, const yaml_node_t *at, assay_
                               const char *of, int64_t first, int64_t count, char axis)
 {
     assay_program_line line = {.line = 0};
-    char axes[2 * ASSAY_PROGRAM_OPERANDS + 1] = "", operands[ASSAY_PROGRAM_TEXT - 40] = "";
+    char axes[2 * ASSAY_PROGRAM_PARTS + 1] = "", operands[ASSAY_PROGRAM_TEXT - 40] = "";
     int64_t piece = 1, each;
-    while (piece * ASSAY_PROGRAM_OPERANDS < count) piece *= ASSAY_PROGRAM_OPERANDS;
+    while (piece * ASSAY_PROGRAM_PARTS < count) piece *= ASSAY_PROGRAM_PARTS;
     for (int64_t i = 0; i < count; i += each) {
         char part[ASSAY_PROGRAM_NAME + 20], of_part = '\0';
         each = piece < count - i ? piece : count - i;

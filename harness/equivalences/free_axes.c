@@ -105,6 +105,7 @@ static void convolved(bound *b)
 {
     bind_one(b, operand(b, 0)->axes, -2);
     bind_one(b, operand(b, 1)->axes, -1);
+    if (b->node->in_count > 2) bind_one(b, operand(b, 2)->axes, -2);
 }
 
 /* Tokens follow each other, and heads of queries share those of keys. */

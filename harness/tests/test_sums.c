@@ -133,6 +133,7 @@ static const results_of NO_SUMS[] = {
     {"program/glm5-layer", "checkpoints/[sc]*n"},
     {"program/indexer-loss", "checkpoints/seen"},
     {"program/masks*", "checkpoints/[ijens]*"},
+    {"program/attention-masks", "checkpoints/odd"},
     {"program/rope-frequencies", "*"},
     {"program/top-k-lengths", "*"},
     {"program/lora-by-token", "checkpoints/own"},

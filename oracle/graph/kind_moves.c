@@ -349,9 +349,9 @@ static assay_status bincount_forward(assay_context *ctx, const graph_call *c)
 
 const graph_kind graph_kind_bincount = {.name = "bincount", .forward = bincount_forward};
 
-/* --- y[..,t,c] = the sum over k < K of w[c,k] x[..,t - (K-1) + k,c], of what there is of x --- */
+/* --- y[..,t,c] = the sum over k < K of w[c,k] x[..,t - (K-1) + k,c], of the state before x, or of what there is of x; function 1: w[c,K-1-k] --- */
 
-enum { SERIES, TAPS };
+enum { SERIES, TAPS, STATE };
 
 typedef struct convolution {
     int64_t series, steps, channels, taps;
@@ -375,15 +375,24 @@ static assay_status handed_over(assay_context *ctx, const graph_call *c, const c
     return ASSAY_OK;
 }
 
-/* The number of x that tap k of step t reads of channel i; -1: there is none. */
-static int64_t number_at(const graph_call *c, const convolution *v, const double *map, int64_t t, int64_t k, int64_t i)
+/* What tap k of a row reads of channel i, of x or of the state before it, or their gradients; NULL: nothing. */
+static double *number_at(const graph_call *c, const convolution *v, const double *map, int64_t row, int64_t k,
+                         int64_t i, double *x, double *state)
 {
-    const int64_t at = t - (v->taps - 1) + k, first = graph_boundary(c->step, t);
-    const int64_t state = (first - (v->taps - 1)) * v->channels;
-    if (at < 0) return -1;
-    if (map == NULL || at >= first) return at * v->channels + i;
-    const int64_t handed = (int64_t)map[at * v->channels + i - state];
-    return handed == 0 ? -1 : state + handed - 1;
+    const int64_t t = row % v->steps, series = row / v->steps, at = t - (v->taps - 1) + k,
+                  first = graph_boundary(c->step, t), before = (first - (v->taps - 1)) * v->channels;
+    if (at < 0) return state == NULL ? NULL : state + (series * (v->taps - 1) + t + k) * v->channels + i;
+    if (x == NULL) return NULL;
+    x += series * v->steps * v->channels;
+    if (map == NULL || at >= first) return x + at * v->channels + i;
+    const int64_t handed = (int64_t)map[at * v->channels + i - before];
+    return handed == 0 ? NULL : x + before + handed - 1;
+}
+
+/* The number of w by which tap k multiplies. */
+static int64_t tap_at(const graph_call *c, const convolution *v, int64_t k, int64_t i)
+{
+    return i * v->taps + (c->step->with.general.function == 1 ? v->taps - 1 - k : k);
 }
 
 static assay_status convolution_forward(assay_context *ctx, const graph_call *c)
@@ -393,14 +402,12 @@ static assay_status convolution_forward(assay_context *ctx, const graph_call *c)
     MUST(handed_over(ctx, c, &v, &map));
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < v.series * v.steps; row++) {
-        const int64_t t = row % v.steps;
-        const double *x = c->x[SERIES] + (row - t) * v.channels;
         double *y = c->y[0] + row * v.channels;
         memset(y, 0, (size_t)v.channels * sizeof *y);
         for (int64_t k = 0; k < v.taps; k++) {
             for (int64_t i = 0; i < v.channels; i++) {
-                const int64_t at = number_at(c, &v, map, t, k, i);
-                if (at >= 0) assay_add_scaled(ctx, 1, c->x[TAPS][i * v.taps + k], x + at, y + i);
+                const double *x = number_at(c, &v, map, row, k, i, (double *)c->x[SERIES], (double *)c->x[STATE]);
+                if (x != NULL) assay_add_scaled(ctx, 1, c->x[TAPS][tap_at(c, &v, k, i)], x, y + i);
             }
         }
     }
@@ -410,27 +417,27 @@ static assay_status convolution_forward(assay_context *ctx, const graph_call *c)
 static assay_status convolution_backward(assay_context *ctx, const graph_call *c)
 {
     const convolution v = convolution_of(c);
-    double *dx = c->dx[SERIES], *dw = c->dx[TAPS];
+    double *dw = c->dx[TAPS];
     OWNED double *map = NULL;
     MUST(handed_over(ctx, c, &v, &map));
-    if (dx != NULL) memset(dx, 0, (size_t)(v.series * v.steps * v.channels) * sizeof *dx);
-    if (dw != NULL) memset(dw, 0, (size_t)(v.channels * v.taps) * sizeof *dw);
+    for (int i = SERIES; i <= STATE; i++)
+        if (c->dx[i] != NULL) memset(c->dx[i], 0, (size_t)graph_in_size(c->graph, c->step, i) * sizeof *dw);
 #pragma omp parallel for num_threads(map == NULL ? ctx->threads : 1)
     for (int64_t i = 0; i < v.channels; i++) {
         for (int64_t row = 0; row < v.series * v.steps; row++) {
-            const int64_t t = row % v.steps;
             for (int64_t k = 0; k < v.taps; k++) {
-                const int64_t of_series = number_at(c, &v, map, t, k, i), at = (row - t) * v.channels + of_series;
-                if (of_series < 0) continue;
-                const double *dy = c->dy[0] + row * v.channels + i;
-                if (dx != NULL) assay_add_scaled(ctx, 1, c->x[TAPS][i * v.taps + k], dy, dx + at);
-                if (dw != NULL) assay_add_scaled(ctx, 1, c->x[SERIES][at], dy, dw + i * v.taps + k);
+                const double *dy = c->dy[0] + row * v.channels + i,
+                             *x = number_at(c, &v, map, row, k, i, (double *)c->x[SERIES], (double *)c->x[STATE]);
+                double *dx = number_at(c, &v, map, row, k, i, c->dx[SERIES], c->dx[STATE]);
+                if (dx != NULL) assay_add_scaled(ctx, 1, c->x[TAPS][tap_at(c, &v, k, i)], dy, dx);
+                if (x != NULL && dw != NULL) assay_add_scaled(ctx, 1, *x, dy, dw + tap_at(c, &v, k, i));
             }
         }
     }
-    if (dx != NULL) graph_round_gradient(ctx, c, SERIES);
+    for (int i = SERIES; i <= STATE; i++)
+        if (c->dx[i] != NULL) graph_round_gradient(ctx, c, i);
     return ASSAY_OK;
 }
 
 const graph_kind graph_kind_causal_convolution = {
-    .name = "causal_conv", .reads = 3, .forward = convolution_forward, .backward = convolution_backward};
+    .name = "causal_conv", .reads = 7, .forward = convolution_forward, .backward = convolution_backward};

@@ -12,7 +12,8 @@
 #include "oracle/ops/yarn_rope.h"
 
 enum {
-    ASSAY_PROGRAM_OPERANDS = 6,
+    ASSAY_PROGRAM_OPERANDS = 8, /* of a step; of concatenate: */
+    ASSAY_PROGRAM_PARTS = 6,
     ASSAY_PROGRAM_NAME = 40, /* with its end */
     ASSAY_PROGRAM_TEXT = 400,
     ASSAY_PROGRAM_PARAMETERS = 10,
@@ -173,6 +174,18 @@ const char *assay_program_axes(const assay_program_node *node, const char *param
 assay_rope_config assay_program_rope(const assay_program_node *node);
 assay_attention_config assay_program_attention(const assay_shape *query, const assay_shape *value,
                                                const assay_program_node *node);
+/* What a node of attention has behind the value. */
+typedef enum assay_program_beside {
+    ASSAY_BESIDE_SEGMENTS, /* whole numbers: of queries, or of both */
+    ASSAY_BESIDE_KEY_SEGMENTS,
+    ASSAY_BESIDE_MASK, /* it follows from whole numbers: what is not 0 is seen */
+    ASSAY_BESIDE_SINKS,
+    ASSAY_BESIDE_BIAS
+} assay_program_beside;
+int assay_program_find_beside(const assay_program *p, const assay_program_node *node,
+                              assay_program_beside what); /* which operand; 0: none */
+/* Whether keys have an axis of their own, which masks go by; else it is causal, in a window and within segments. */
+bool assay_program_is_masked(const assay_program *p, const assay_program_node *node);
 /* How a node of quantise does, of its own shape. */
 assay_quantize_config assay_program_quantize(const assay_program_node *node);
 /* The line whose codes, or scales, have that path; NULL: there is none. */

@@ -27,7 +27,8 @@ struct form {
 /* A step of the kind, with those of its parameters that the program's step has: others are 0. */
 static int plain(graph *g, const form *of, const assay_program_node *node, const int *in)
 {
-    graph_general with = {.function = of->function,
+    const bool newest_first = assay_program_number(node, "newest_first") > 0; /* of causal_conv */
+    graph_general with = {.function = of->function + newest_first,
                           .passed_over = node->over,
                           .a = assay_program_number(node, "low"),
                           .b = assay_program_number(node, "high"),
@@ -163,16 +164,15 @@ static int attended_before(const graph *g, const int *in, const assay_attention_
 /* A correct kernel scales the query before, or the scores. The log-sum-exp comes of the same step. */
 static int attention(graph *g, const form *of, const assay_program_node *node, const int *in)
 {
+    if (assay_program_is_masked(g->config, node)) return assay_program_put_masked(g, node, in, of->function == 1);
     const char *query = g->tensors[in[0]].row.axes, *value = g->tensors[in[2]].row.axes;
     const assay_attention_config config =
         assay_program_attention(&g->tensors[in[0]].row.shape, &g->tensors[in[2]].row.shape, node);
     const double scale = assay_program_number(node, "scale");
+    const int segments = assay_program_find_beside(g->config, node, ASSAY_BESIDE_SEGMENTS);
     const char lse[] = {query[0], query[2], query[1], '\0'}, out[] = {query[0], query[1], query[2], value[3], '\0'};
     int operands[5] = {scaled_query(g, in[0], scale != 0 ? scale : 1 / sqrt((double)config.qk_dim)), in[1], in[2]};
-    for (int i = 3; i < node->in_count; i++) {
-        const graph_tensor *t = &g->tensors[in[i]];
-        operands[t->role == GRAPH_INDICES || t->integers ? 3 : 4] = in[i];
-    }
+    for (int i = 3; i < node->in_count; i++) operands[i == segments ? 3 : 4] = in[i];
     int step = attended_before(g, operands, &config);
     if (step < 0)
         step = g->tensors[graph_attend(g, out, lse, operands[0], in[1], in[2], operands[3], operands[4], &config)].step;
@@ -220,13 +220,14 @@ static void put_step(graph *g, const assay_program *p, int place, int *tensor)
     const assay_program_node *node = &p->nodes[place];
     const assay_program_line *line = &p->lines[node->line];
     const bool root = line->node == place;
-    int in[GRAPH_IN] = {0};
+    int in[ASSAY_PROGRAM_OPERANDS] = {0};
     for (int i = 0; i < node->in_count; i++) in[i] = tensor[node->in[i]];
     const form *of = form_of(node->step);
     const int before = g->step_count, out = tensor[place] = of->put(g, of, node, in);
+    const bool attends = g->steps[g->step_count - 1].kind == &graph_kind_attention;
     for (int i = before; i < g->step_count; i++) {
         g->steps[i].sums = line->sums;
-        g->steps[i].in_parts = !line->fused && of->put != attention; /* whose scale kernels keep as it is */
+        g->steps[i].in_parts = !line->fused && !attends; /* whose scale kernels keep as it is */
     }
     if (node->exact) g->tensors[out].kept = GRAPH_LEFT;
     g->tensors[out].constant |= node->exact;

@@ -7,6 +7,8 @@
 void assay_program_state_axes(const char *query, const char *value, char state[ASSAY_MAX_RANK + 1]);
 /* A node of quantise that has its shape. */
 assay_status assay_program_check_quantise(assay_context *ctx, const assay_program_node *node);
+/* A node of attention by a mask, or its log-sum-exp. */
+int assay_program_put_masked(struct graph *g, const assay_program_node *node, const int *in, bool lse);
 /* The graph of the nodes. */
 assay_status assay_program_make_graph(assay_context *ctx, assay_program *p);
 void assay_program_drop_graph(assay_program *p);

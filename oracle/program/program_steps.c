@@ -426,11 +426,18 @@ static assay_status normalised(check *c)
 static assay_status convolved(check *c)
 {
     const assay_program_node *x = operand(c, 0), *w = operand(c, 1);
-    if (x->shape.rank < 2 || w->shape.rank != 2 || w->axes[0] != x->axes[x->shape.rank - 1])
+    const assay_program_node *state = c->node->in_count > 2 ? operand(c, 2) : NULL;
+    const int time = x->shape.rank - 2;
+    if (time < 0 || w->shape.rank != 2 || w->axes[0] != x->axes[time + 1])
         return assay_refuse(c->ctx,
                             "the axes are %s and %s, expected x [..,T,C] and w [C,K] with the taps of a channel",
                             x->axes, w->axes);
-    return as_first(c);
+    if (state == NULL ||
+        (state->shape.rank == x->shape.rank && strncmp(state->axes, x->axes, (size_t)time) == 0 &&
+         state->axes[time + 1] == x->axes[time + 1] && state->shape.dims[time] == w->shape.dims[1] - 1))
+        return as_first(c);
+    return assay_refuse(c->ctx, "the state has the axes %s, expected those of %s but for %" PRId64 " tokens, K - 1",
+                        state->axes, x->axes, w->shape.dims[1] - 1);
 }
 
 static assay_status rotated(check *c)
@@ -474,33 +481,85 @@ assay_attention_config assay_program_attention(const assay_shape *query, const a
                                     .soft_cap = assay_program_number(node, "soft_cap")};
 }
 
-/* What is left out or not stands behind query, key and value: segment_ids [B,S], whole numbers, and sinks [N]. */
+static assay_program_beside beside_of(const assay_program *p, const assay_program_node *node, int i)
+{
+    const assay_program_node *x = &p->nodes[node->in[i]];
+    const char *query = p->nodes[node->in[0]].axes, heads[] = {query[2], '\0'};
+    if (x->integers) return x->axes[1] == query[1] ? ASSAY_BESIDE_SEGMENTS : ASSAY_BESIDE_KEY_SEGMENTS;
+    if (x->exact) return ASSAY_BESIDE_MASK;
+    return strcmp(x->axes, heads) == 0 ? ASSAY_BESIDE_SINKS : ASSAY_BESIDE_BIAS;
+}
+
+int assay_program_find_beside(const assay_program *p, const assay_program_node *node, assay_program_beside what)
+{
+    for (int i = 3; i < node->in_count; i++)
+        if (beside_of(p, node, i) == what) return i;
+    return 0;
+}
+
+bool assay_program_is_masked(const assay_program *p, const assay_program_node *node)
+{
+    return p->nodes[node->in[0]].axes[1] != p->nodes[node->in[1]].axes[1];
+}
+
+/* One of each kind; segments are those of queries and, where keys have an axis of their own, of these. */
+static bool fits_beside(check *c, int i)
+{
+    const char *query = operand(c, 0)->axes, *key = operand(c, 1)->axes, *own = operand(c, i)->axes;
+    const assay_program_beside what = beside_of(c->p, c->node, i);
+    const char all[] = {query[0], query[2], query[1], key[1], '\0'},
+               segments[] = {query[0], what == ASSAY_BESIDE_SEGMENTS ? query[1] : key[1], '\0'};
+    const bool apart = assay_program_is_masked(c->p, c->node);
+    if (assay_program_find_beside(c->p, c->node, what) != i) return false;
+    if (what <= ASSAY_BESIDE_KEY_SEGMENTS)
+        return strcmp(own, segments) == 0 && assay_program_find_beside(c->p, c->node, ASSAY_BESIDE_SEGMENTS) > 0 &&
+               apart == (assay_program_find_beside(c->p, c->node, ASSAY_BESIDE_KEY_SEGMENTS) > 0);
+    return what == ASSAY_BESIDE_SINKS || (apart && own[0] != '\0' && strspn(own, all) == strlen(own));
+}
+
 static bool fits_attention(check *c)
 {
     const assay_program_node *query = operand(c, 0), *key = operand(c, 1), *value = operand(c, 2);
     bool fits = query->shape.rank == 4 && key->shape.rank == 4 && value->shape.rank == 4 &&
-                key->axes[2] == value->axes[2] && key->axes[3] == query->axes[3];
-    for (int i = 0; i < c->node->in_count && fits; i++) {
-        const assay_program_node *x = operand(c, i);
-        fits &= i < 3 || x->integers ? strncmp(x->axes, query->axes, 2) == 0
-                                     : x->axes[0] == query->axes[2] && x->shape.rank == 1;
-        fits &= i < 3 || !x->integers || x->shape.rank == 2;
-        fits &= i < 4 || x->integers != operand(c, 3)->integers;
-    }
+                strncmp(key->axes, value->axes, 3) == 0 && key->axes[3] == query->axes[3] &&
+                key->axes[0] == query->axes[0];
+    for (int i = 3; i < c->node->in_count && fits; i++) fits = fits_beside(c, i);
     return fits;
+}
+
+static assay_status check_mask(check *c)
+{
+    static const char *const numbers[] = {"window", "chunk", "prefix", "soft_cap"};
+    const char *mask = assay_program_axes(c->node, "mask");
+    const bool causal = mask[0] == '\0' || strcmp(mask, "causal") == 0, full = strcmp(mask, "full") == 0;
+    for (int i = 0; i < 4; i++) {
+        const double number = assay_program_number(c->node, numbers[i]);
+        if (!(number >= 0) || (i < 3 && (number != floor(number) || number > INT32_MAX)))
+            return assay_refuse(c->ctx, "%s is %g, expected a %snumber, 0 or more", numbers[i], number,
+                                i < 3 ? "whole " : "");
+    }
+    if (!causal && !full && strcmp(mask, "causal_first") != 0)
+        return assay_refuse(c->ctx, "mask is %s, expected causal, causal_first or full", mask);
+    if (full && assay_program_number(c->node, "prefix") > 0)
+        return assay_refuse(c->ctx, "prefix widens a causal mask, and mask is full");
+    if (assay_program_is_masked(c->p, c->node) ||
+        (causal && assay_program_number(c->node, "chunk") + assay_program_number(c->node, "prefix") == 0))
+        return ASSAY_OK;
+    return assay_refuse(c->ctx, "keys have the axis %c of the queries, expected one of their own for such a mask",
+                        operand(c, 1)->axes[1]);
 }
 
 static assay_status check_attention(check *c)
 {
-    static const char form[] = "query [B,S,N,H], key [B,S,K,H], value [B,S,K,V], segment_ids [B,S], sinks [N]";
+    static const char form[] =
+        "query [B,S,N,H], key [B,S,K,H], value [B,S,K,V], in any order segments [B,S] and sinks [N]; or with keys and "
+        "values [B,T,..] segments [B,S] and [B,T], sinks [N], a mask and a bias [B,N,S,T] or fewer of these axes";
     const assay_program_node *query = operand(c, 0), *value = operand(c, 2);
-    const double window = assay_program_number(c->node, "window");
-    if (!fits_attention(c))
-        return assay_refuse(c->ctx, "the axes are %s, %s and %s%s%s, expected %s", query->axes, operand(c, 1)->axes,
-                            value->axes, c->node->in_count > 3 ? ", " : "",
-                            c->node->in_count > 3 ? operand(c, 3)->axes : "", form);
-    if (window != floor(window) || window < 0)
-        return assay_refuse(c->ctx, "window is %g, expected a whole number, 0 or more", window);
+    char axes[ASSAY_PROGRAM_OPERANDS * (ASSAY_MAX_RANK + 3)] = "";
+    for (int i = 0; i < c->node->in_count; i++)
+        snprintf(axes + strlen(axes), sizeof axes - strlen(axes), "%s%s", i > 0 ? ", " : "", operand(c, i)->axes);
+    if (!fits_attention(c)) return assay_refuse(c->ctx, "the axes are %s, expected %s", axes, form);
+    MUST(check_mask(c));
     if (query->shape.dims[2] % value->shape.dims[2] == 0) return ASSAY_OK;
     return assay_refuse(c->ctx, "%c is %" PRId64 ", expected a divisor of %c, which is %" PRId64, value->axes[2],
                         value->shape.dims[2], query->axes[2], query->shape.dims[2]);
@@ -592,7 +651,7 @@ static assay_status rounded(check *c)
 }
 
 #define NEEDED NAN
-#define SEGMENTS_OR_SINKS (3u << (ASSAY_PROGRAM_EITHER + 3))
+#define BESIDE_VALUE (31u << (ASSAY_PROGRAM_EITHER + 3))
 #define OWN ASSAY_PROGRAM_OWN
 #define NOT ASSAY_PROGRAM_NOT_EXACT
 #define KEPT ASSAY_PROGRAM_KEEPS_EXACT

@@ -431,17 +431,21 @@ static quad_node causal_conv(machine *m)
     const named *x = operand(m, 0), *w = operand(m, 1);
     const int64_t steps = x->shape.dims[x->shape.rank - 2], channels = w->shape.dims[0], taps = w->shape.dims[1],
                   count = count_of(x);
+    const bool continues = m->node->in_count > 2, reversed = assay_program_number(m->node, "newest_first") != 0;
+    const quad_node parts[] = {as_rows(m, x, 1), continues ? as_rows(m, operand(m, 2), 1) : 0},
+                    all = continues ? quad_concatenate(m->t, parts, 2) : parts[0];
     quad_node y = 0;
     for (int64_t k = 0; k < taps; k++) {
         int64_t *read = quad_indices(m->t, count), *by = quad_indices(m->t, count);
         for (int64_t i = 0; read != NULL && by != NULL && i < count; i++) {
-            const int64_t back = taps - 1 - k;
-            read[i] = i / channels % steps >= back ? i - back * channels : -1;
-            by[i] = i % channels * taps + k;
+            const int64_t back = taps - 1 - k, step = i / channels % steps, series = i / channels / steps,
+                          in_state = series * (taps - 1) + step + k;
+            read[i] = step >= back ? i - back * channels : continues ? count + in_state * channels + i % channels : -1;
+            by[i] = i % channels * taps + (reversed ? back : k);
         }
-        y = quad_add(m->t, y,
-                     quad_multiply(m->t, quad_gather(m->t, as_rows(m, x, 1), read, count),
-                                   quad_gather(m->t, as_rows(m, w, 1), by, count)));
+        y = quad_add(
+            m->t, y,
+            quad_multiply(m->t, quad_gather(m->t, all, read, count), quad_gather(m->t, as_rows(m, w, 1), by, count)));
     }
     return y;
 }
@@ -528,23 +532,112 @@ static quad_node rope(machine *m)
     return turns == NULL ? 0 : quad_rotate(m->t, as_rows(m, x, count_of(x) / tokens), &config, turns);
 }
 
+/* Whether query s of series b sees key t. */
+static bool sees(const machine *m, int64_t b, int64_t s, int64_t t)
+{
+    const char *mask = assay_program_axes(m->node, "mask");
+    const int64_t queries = operand(m, 0)->shape.dims[1], keys = operand(m, 1)->shape.dims[1];
+    const double window = assay_program_number(m->node, "window"), chunk = assay_program_number(m->node, "chunk");
+    const double i = (double)(strcmp(mask, "causal_first") == 0 ? s : s + keys - queries), j = (double)t;
+    const bool full = strcmp(mask, "full") == 0;
+    const int of = assay_program_find_beside(m->p, m->node, ASSAY_BESIDE_SEGMENTS),
+              own = assay_program_find_beside(m->p, m->node, ASSAY_BESIDE_KEY_SEGMENTS);
+    bool seen = full || j <= i;
+    if (window > 0) seen &= i - j < window && (!full || j - i < window);
+    if (chunk > 0) seen &= floor(i / chunk) == floor(j / chunk);
+    seen |= j < assay_program_number(m->node, "prefix");
+    if (of == 0) return seen;
+    const int32_t document = index_operand(m, own > 0 ? own : of)[b * keys + t];
+    return seen && document > 0 && document == index_operand(m, of)[b * queries + s];
+}
+
+/* Constants: what is added to scores that are not seen, and of each query whether it sees any, and what its log-sum-exp is if not. */
+static void put_masks(machine *m, const char *scores, quad_node *hidden, quad_node *any, quad_node *blind)
+{
+    const int64_t keys = size_of(m, scores[3]), all = product_of(m, scores), queries = size_of(m, scores[2]),
+                  each = size_of(m, scores[1]) * queries;
+    const int mask = assay_program_find_beside(m->p, m->node, ASSAY_BESIDE_MASK);
+    const quad *own = mask > 0 ? quad_values(m->t, arranged(m, operand(m, mask), scores, 1)) : NULL;
+    quad *far, *some, *none;
+    *hidden = quad_constant(m->t, all / keys, keys, &far);
+    *any = quad_constant(m->t, all / keys, 1, &some);
+    *blind = quad_constant(m->t, all / keys, 1, &none);
+    for (int64_t i = 0; *hidden != 0 && *any != 0 && *blind != 0 && i < all; i++) {
+        const int64_t row = i / keys;
+        const bool seen = sees(m, row / each, row % queries, i % keys) && (own == NULL || own[i] != 0);
+        far[i] = seen ? 0 : -1e30;
+        some[row] = seen || (i % keys > 0 && some[row] != 0);
+        none[row] = some[row] != 0 ? 0 : -INFINITY;
+    }
+}
+
+/* Keys or values under [B,N,T,..]: of the head of each query. */
+static named of_heads(machine *m, const named *x)
+{
+    const named *query = operand(m, 0);
+    const int64_t heads = query->shape.dims[2], kv = x->shape.dims[2], keys = x->shape.dims[1],
+                  rows = x->shape.dims[0] * heads * keys;
+    const char axes[] = {x->axes[0], query->axes[2], x->axes[1], x->axes[3], '\0'};
+    int64_t *row = quad_indices(m->t, rows);
+    for (int64_t i = 0; row != NULL && i < rows; i++)
+        row[i] = (i / keys / heads * keys + i % keys) * kv + i / keys % heads * kv / heads;
+    return called(m, row == NULL ? 0 : quad_gather(m->t, as_rows(m, x, x->shape.dims[3]), row, rows), axes);
+}
+
+static quad_node scores_of(machine *m, const char *scores)
+{
+    const named *query = operand(m, 0), keys = of_heads(m, operand(m, 1));
+    const double scale = assay_program_number(m->node, "scale"), cap = assay_program_number(m->node, "soft_cap");
+    const int bias = assay_program_find_beside(m->p, m->node, ASSAY_BESIDE_BIAS);
+    const int64_t width = query->shape.dims[3], count = keys.shape.dims[2];
+    const char rows[] = {scores[0], scores[1], scores[2], query->axes[3], '\0'},
+               columns[] = {scores[0], scores[1], query->axes[3], scores[3], '\0'};
+    quad_node s = of_lines(m, arranged(m, query, rows, width), arranged(m, &keys, columns, count),
+                           query->shape.dims[0] * query->shape.dims[2]);
+    s = quad_times(m->t, s, scale != 0 ? scale : 1 / sqrtq(width));
+    if (cap != 0) s = quad_times(m->t, quad_map(m->t, quad_times(m->t, s, 1 / (quad)cap), QUAD_TANH), cap);
+    return bias > 0 ? quad_add(m->t, s, arranged(m, operand(m, bias), scores, count)) : s;
+}
+
+/* By any mask. */
+static quad_node attend_masked(machine *m)
+{
+    const char *q = operand(m, 0)->axes, scores[] = {q[0], q[2], q[1], operand(m, 1)->axes[1], '\0'},
+               rows[] = {q[0], q[2], q[1], '\0'}, out[] = {q[0], q[2], q[1], operand(m, 2)->axes[3], '\0'};
+    const named value = of_heads(m, operand(m, 2));
+    const int sinks = assay_program_find_beside(m->p, m->node, ASSAY_BESIDE_SINKS);
+    quad_node hidden, any, blind;
+    put_masks(m, scores, &hidden, &any, &blind);
+    const quad_node s = quad_add(m->t, scores_of(m, scores), hidden),
+                    lse = quad_add(m->t, quad_weigh(m->t, quad_log_sum_exp(m->t, s), any), blind),
+                    v = as_rows(m, &value, value.shape.dims[3]),
+                    y = of_lines(m, quad_softmax(m->t, s, NULL), v, size_of(m, q[0]) * size_of(m, q[2]));
+    if (m->form == 1) return lse;
+    quad_node gate = any;
+    if (sinks > 0) {
+        const quad_node sink = quad_times(m->t, arranged(m, operand(m, sinks), rows, 1), -1);
+        gate = quad_map(m->t, quad_add(m->t, lse, sink), QUAD_SIGMOID);
+    }
+    return back_to_result(m, quad_weigh(m->t, y, gate), out);
+}
+
 /* The form: 1 is the log-sum-exp. */
 static quad_node attend(machine *m)
 {
+    if (assay_program_is_masked(m->p, m->node)) return attend_masked(m);
     const named *query = operand(m, 0), *key = operand(m, 1), *value = operand(m, 2);
     const assay_attention_config config = assay_program_attention(&query->shape, &value->shape, m->node);
     const double scale = assay_program_number(m->node, "scale");
-    const int32_t *segments = NULL;
-    quad_node sinks = 0, lse = 0;
-    for (int i = 3; i < m->node->in_count; i++) {
-        if (m->p->nodes[m->node->in[i]].integers) segments = index_operand(m, i);
-        if (!m->p->nodes[m->node->in[i]].integers) sinks = as_rows(m, operand(m, i), config.heads);
-    }
-    const quad_node out = quad_attend(m->t, &config,
-                                      quad_times(m->t, as_rows(m, query, config.heads * config.qk_dim),
-                                                 scale != 0 ? scale : 1 / sqrt((double)config.qk_dim)),
-                                      as_rows(m, key, config.kv_heads * config.qk_dim),
-                                      as_rows(m, value, config.kv_heads * config.v_dim), sinks, segments, &lse);
+    const int segments = assay_program_find_beside(m->p, m->node, ASSAY_BESIDE_SEGMENTS),
+              sinks = assay_program_find_beside(m->p, m->node, ASSAY_BESIDE_SINKS);
+    quad_node lse = 0;
+    const quad_node out =
+        quad_attend(m->t, &config,
+                    quad_times(m->t, as_rows(m, query, config.heads * config.qk_dim),
+                               scale != 0 ? scale : 1 / sqrt((double)config.qk_dim)),
+                    as_rows(m, key, config.kv_heads * config.qk_dim), as_rows(m, value, config.kv_heads * config.v_dim),
+                    sinks > 0 ? as_rows(m, operand(m, sinks), config.heads) : 0,
+                    segments > 0 ? index_operand(m, segments) : NULL, &lse);
     return m->form == 1 ? lse : out;
 }
 
@@ -568,14 +661,10 @@ static quad_node slice(machine *m)
     const named *x = operand(m, 0);
     char of[ASSAY_MAX_RANK + 1];
     pattern_of(m, 0, of);
-    const int64_t count = product_of(m, m->node->axes), first = (int64_t)assay_program_number(m->node, "first");
     const int axis = (int)(strchr(x->axes, of[0]) - x->axes);
-    int64_t inner = 1, *index = quad_indices(m->t, count);
-    for (int i = axis + 1; i < x->shape.rank; i++) inner *= x->shape.dims[i];
-    const int64_t whole = x->shape.dims[axis], own = count * whole / count_of(x);
-    for (int64_t i = 0; index != NULL && i < count; i++)
-        index[i] = (i / inner / own * whole + first + i / inner % own) * inner + i % inner;
-    return quad_gather(m->t, as_rows(m, x, 1), index, count);
+    const int64_t first = (int64_t)assay_program_number(m->node, "first"), whole = x->shape.dims[axis],
+                  own = product_of(m, m->node->axes) * whole / count_of(x), inner = product_of(m, x->axes + axis + 1);
+    return quad_columns_of(m->t, as_rows(m, x, whole * inner), first * inner, own * inner);
 }
 
 /* Operands side by side: in rows of the axis and all behind it. */

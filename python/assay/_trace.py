@@ -52,7 +52,7 @@ LETTERS = "TDHNKFEBSRPVCGMJLQUWXYZIAO" + string.ascii_lowercase
 
 
 #: Steps that a function has by their names, with the axes of operands and result; * are any in front.
-NAMED = {"attention": "BSNH,BSKH,BSKV,BS,N->BSNV", "attention_lse": "BSNH,BSKH,BSKV,BS,N->BNS", "quantise": "*->*",
+NAMED = {"attention": "BSNH,BTKH,BTKV->BSNV", "attention_lse": "BSNH,BTKH,BTKV->BNS", "quantise": "*->*",
          "gated_delta_rule": "*TNK,*TNK,*TNV,*TN,*TN,*NKV->*TNV", "gated_delta_state": "*TNK,*TNK,*TNV,*TN,*TN,*NKV->*NKV", "linear_scan": "*TC,*TC->*TC"}
 RECORDERS: list[Any] = []  #: of functions of PyTorch that run now
 
@@ -1255,8 +1255,34 @@ class Tracer:
             made.origin = Origin("pad", (x,), made.dims, (place, before))
         return made
 
-    def step(self, name: str, values: Sequence[Value], parameters: Mapping[str, Any]) -> Value:
-        """What `assay.step` says."""
+    def attended(self, values: Sequence[Value], kinds: Sequence[str], masked: bool) -> tuple[list[Value], list[str]]:
+        """Operands of attention and their axes, of masks and biases those that are not 1. By a mask keys have an axis of their own."""
+        made = [self.renamed(v, [d or self.fresh(1) for d in v.dims]) for v in values[:3]]
+        apart = masked or size_of(values[0].dims[1]) != size_of(values[1].dims[1]) or "mask" in kinds or "bias" in kinds or kinds.count("segments") > 1
+        if apart and roots(made[0].dims[1]) == roots(made[1].dims[1]):
+            made[1] = self.renamed(made[1], [self.fresh(size_of(d)) if i == 1 else d for i, d in enumerate(made[1].dims)])
+        keys = "T" if apart else "S"
+        words = ["BSNH", f"B{keys}KH", f"B{keys}KV"]
+        if apart:
+            self.tensors.append([*made[0].dims[1], *made[1].dims[1]])
+        for v, kind in zip(values[3:], kinds):
+            if kind in ("mask", "bias"):
+                v = self.truth(v) if kind == "mask" else self.numbers(v)
+                v = self.ordered(v, [made[1].dims[1]]) if not any(v.dims) else v
+                whole = [made[0].dims[0], made[0].dims[2], made[0].dims[1], made[1].dims[1]]  # B, N, S, T
+                kept = [i for i in range(-len(v.dims), 0) if v.dims[i] and (size_of(v.dims[i]) > 1 or size_of(whole[i]) == 1)]
+                v, word = self.renamed(v, [v.dims[i] for i in kept]), "".join("BNST"[i] for i in kept)
+                if len(v.dims) > 4 or any(size_of(v.dims[at]) != size_of(whole[i]) for at, i in enumerate(kept)):
+                    raise lib.BadInput(f"expected a {kind} of the axes B, N, S and T, or the last of them")
+                v = self.call("div", [v, self.number(1)], v.dims) if kind == "bias" and v.whole else v  # no mask, though it follows from whole numbers
+            else:
+                word = "N" if kind == "sinks" else "BT" if "BS" in words else "BS"  # segments of queries go first
+            made.append(v)
+            words.append(word)
+        return made, words
+
+    def step(self, name: str, values: Sequence[Value], parameters: Mapping[str, Any], kinds: Sequence[str] = ()) -> Value:
+        """What `assay.step` says; kinds of what attention has behind the value."""
         self.stands_alone = True
         if name == "linear_scan":  # repeated along what they lack
             rank = max(len(v.dims) for v in values)
@@ -1266,7 +1292,12 @@ class Tracer:
             values = [self.ordered(v, [d or other for d, (_, other) in zip(v.dims, pair)]) for v, pair in zip(values, pairs)]
             parameters = {"over": lambda: self.letters(axes["T"])}
         given, out = NAMED[name].split("->")
-        words = [("BS" if v.integer else "N") if i > 2 and name.startswith("attention") else given.split(",")[i] for i, v in enumerate(values)]
+        words = given.split(",")[: len(values)]
+        if name.startswith("attention") and all(len(v.dims) == 4 for v in values[:3]):
+            parameters = {key: x for key, x in parameters.items() if x and (key, x) != ("mask", "causal")}
+            values, words = self.attended(values, kinds, bool({"mask", "chunk", "prefix"} & set(parameters)))
+        if len(values) > len(words):
+            raise lib.BadInput(f"expected operands of {NAMED[name].replace('*', '..')}")
         more = "*" * (len(values[0].dims) - len(words[0].strip("*")))
         axes: dict[str, tuple[Axis, ...]] = {}
         operands = []
@@ -1851,9 +1882,8 @@ def step(name: str, *operands: Any, **parameters: Any) -> Any:
     attention_lse, gated_delta_rule, gated_delta_state, and linear_scan of gates and inputs [.., time, channels]. Numbers it has none: such a function is there to be traced."""
     if name not in NAMED:
         raise lib.BadInput(f"step: {name}, expected one of {', '.join(NAMED)}; the others are operators of PyTorch and JAX")
-    if name.startswith("attention") and len(operands) > 2 and _attention.is_masked(operands, parameters):
-        return _attention.attention(operands, parameters, name == "attention_lse")
-    parameters.pop("mask", None)  # a causal one
+    if name.startswith("attention"):
+        _attention.check(operands, parameters)
     if RECORDERS:
         return RECORDERS[-1].named(name, operands, parameters)
     if "jax" in sys.modules and any(isinstance(x, sys.modules["jax"].core.Tracer) for x in operands):

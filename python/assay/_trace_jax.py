@@ -10,6 +10,7 @@ import numpy as np
 from jax.extend.core import Literal, Primitive
 
 from . import _library as lib
+from ._attention import kinds_of
 from ._trace import Axis, Tracer, Value, named, place_of, shape_of, short_names, shortest, size_of
 from ._trace_rope import Operand, Turn, Turns
 
@@ -259,7 +260,7 @@ class Walk:
         return self.t.map("cast", self.of(given[0]), type=types[exponent_bits, mantissa_bits])
 
     def on_assay_step(self, eqn: Any, given: Sequence[Known], step: str, parameters: Any) -> Value:
-        return self.t.step(step, [self.whole(v, var) for v, var in zip(given, eqn.invars)], dict(parameters))
+        return self.t.step(step, [self.whole(v, var) for v, var in zip(given, eqn.invars)], dict(parameters), kinds_of([var.aval for var in eqn.invars]))
 
     def on_integer_pow(self, eqn: Any, given: Sequence[Known], y: int) -> Value:
         return self.t.power(self.of(given[0]), self.t.number(y))

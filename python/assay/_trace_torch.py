@@ -17,6 +17,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _library as lib
+from ._attention import kinds_of
 from ._trace import RECORDERS, Axis, Guard, Origin, Tracer, Value, is_table, named, place_of, shape_of, short_names, shortest, size_of, unrepeated
 from ._trace_rope import Operand, Turn, Turns
 
@@ -168,7 +169,7 @@ class Recorder(TorchDispatchMode):
         self.t.place = self.place()
         made = torch.zeros(shape_of(name, [x.shape for x in operands]), dtype=operands[-1 if len(operands) < 3 else 2].dtype)
         made.requires_grad_(torch.is_grad_enabled() and any(x.requires_grad for x in operands))
-        self.bind(made, self.t.step(name, [self.of(x) for x in operands], parameters))
+        self.bind(made, self.t.step(name, [self.of(x) for x in operands], parameters, kinds_of(operands)))
         return made
 
     def place(self) -> tuple[str, int]:

@@ -258,7 +258,7 @@ def test_steps_by_name_are_those_that_no_operator_says(library):
         assay.trace(lambda x: assay.step("softmax", x), {"x": x})
     with pytest.raises(assay.BadInput, match="step: quantise is there in a function that assay.trace runs alone"):
         assay.step("quantise", x, format="mxfp4")
-    with pytest.raises(assay.BadInput, match=r"expected operands of BSNH,BSKH,BSKV,BS,N->BSNV"):
+    with pytest.raises(assay.BadInput, match=r"expected operands of BSNH,BTKH,BTKV->BSNV"):
         assay.trace(lambda x: assay.step("attention", x, x, x), {"x": x})
 
 

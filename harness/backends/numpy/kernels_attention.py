@@ -123,29 +123,32 @@ def causal(length):
     return np.tril(np.ones((length, length), bool))
 
 
-def attention(ar, s, query, key, value, segment_ids, scale=None, window=0, sinks=None):
+def attention(ar, s, query, key, value, segment_ids, scale=None, window=0, sinks=None, shown=None, bias=None):
     """[B, S, N, .], of key and value [B, S, Nkv, .] -> out and lse [B, N, S]. `scale` multiplies the scores where the
-    query does not have it. The last of the gradients is that of the sinks [N]."""
+    query does not have it. The last of the gradients is that of the sinks [N], and behind it that of a bias [B, N, S, T]. shown [B, N, S, T]:
+    what is seen of [B, T, Nkv, .], by any rule."""
     length, shared = query.shape[1], key.shape[2]
     copies = query.shape[2] // shared
     seen = causal(length)[None]
     if window > 0:
         seen = seen & ~np.tril(np.ones((length, length), bool), -window)[None]
+    seen = seen[:, None] if shown is None else shown
     blind = np.zeros(query.shape[:2], bool)
     if segment_ids is not None:
-        seen = seen & (segment_ids[:, :, None] == segment_ids[:, None, :])
+        seen = seen & (segment_ids[:, None, :, None] == segment_ids[:, None, None, :])
         if s.true("mask_padding"):
             blind = segment_ids == 0
-            seen = seen & ~blind[:, :, None]
+            seen = seen & ~blind[:, None, :, None]
     blind = blind[:, None, :, None]
-    turned = lambda x: np.where(blind, ar.float(0), np.moveaxis(x, 2, 1))  # padding may hold NaN
+    turned = lambda x: np.where(blind, ar.float(0), np.moveaxis(x, 2, 1)) if blind.any() else np.moveaxis(x, 2, 1)  # padding may hold NaN
     query, key, value = turned(query), *(np.repeat(turned(x), copies, 1) for x in (key, value))
     across = lambda x: np.swapaxes(x, -1, -2)
     scores = ar.product(query, across(key))
     if scale is not None:
         scores = scores * scale
     scores, slope = soft_cap(ar, s, scores)
-    scores = np.where(seen[:, None], scores, ar.float(-np.inf))
+    scores = scores if bias is None else ar.keep(scores) + bias
+    scores = np.where(seen, scores, ar.float(-np.inf))
     out, lse, p = (online_softmax if ar.variant.softmax == "online" else plain_softmax)(ar, scores, value)
     kept = None
     if sinks is not None:  # one more score, whose value is zero
@@ -170,9 +173,10 @@ def attention(ar, s, query, key, value, segment_ids, scale=None, window=0, sinks
         through = ar.sum(d_out * out) if flash else ar.sum(p * dp)
         if d_lse is not None:
             through = through - d_lse
-        ds = of_scores(p * (dp - through[..., None]))
+        d_bias = p * (dp - through[..., None])
+        ds = of_scores(d_bias)
         d = ar.product(ds, key), fold(ar.product(across(ds), query)), fold(ar.product(across(p), d_out))
-        return (*(np.moveaxis(g, 1, 2) for g in d), None)
+        return (*(np.moveaxis(g, 1, 2) for g in d), None, d_bias)[: 4 if bias is None else 5]
 
     def back_sinks(d_out, dp, d_lse):
         share = p * kept
@@ -180,10 +184,10 @@ def attention(ar, s, query, key, value, segment_ids, scale=None, window=0, sinks
         ds = share * (dp - through[..., None])
         if d_lse is not None:
             ds = ds + p * d_lse[..., None]
-        ds = of_scores(ds)
+        d_bias, ds = ds, of_scores(ds)
         d = ar.product(ds, key), fold(ar.product(across(ds), query)), fold(ar.product(across(share), d_out))
         lost = ar.sum((through * (1 - kept[..., 0])).swapaxes(0, 1).reshape(query.shape[1], -1))
-        return (*(np.moveaxis(g, 1, 2) for g in d), -lost)
+        return (*(np.moveaxis(g, 1, 2) for g in d), -lost, d_bias)[: 4 if bias is None else 5]
 
     return np.moveaxis(out, 1, 2), lse, back
 

@@ -281,18 +281,18 @@ class Machine:
         out = pattern.split("->")[1]
         return out, of_each(rows, groups, groups.shape[2]).reshape([self.p.sizes[a] for a in out]), back
 
-    def step_causal_conv(self, x, w):
-        taps = w.value.shape[1]
-        pad = [(0, 0)] * (x.value.ndim - 2) + [(taps - 1, 0), (0, 0)]
-        length = x.value.shape[-2]
-        shifted = [np.pad(x.value, pad)[..., k : k + length, :] for k in range(taps)]
-        y = self.ar.sum(np.stack([s * w.value[:, k] for k, s in enumerate(shifted)]), 0)
+    def step_causal_conv(self, x, w, state=None, newest_first=False):
+        before, taps, length = w.value.shape[1] - 1, w.value[:, ::-1] if newest_first else w.value, x.value.shape[-2]
+        pad = [(0, 0)] * (x.value.ndim - 2) + [(before, 0), (0, 0)]
+        whole = np.pad(x.value, pad) if state is None else np.concatenate([state.value, x.value], -2)
+        shifted = [whole[..., k : k + length, :] for k in range(before + 1)]
+        y = self.ar.sum(np.stack([s * taps[:, k] for k, s in enumerate(shifted)]), 0)
 
         def back(d):
-            late = np.pad(d, [(0, 0)] * (d.ndim - 2) + [(0, taps - 1), (0, 0)])
-            dx = self.ar.sum(np.stack([late[..., taps - 1 - k : taps - 1 - k + length, :] * w.value[:, k] for k in range(taps)]), 0)
+            late = np.pad(d, [(0, 0)] * (d.ndim - 2) + [(before, before), (0, 0)])
+            dx = self.ar.sum(np.stack([late[..., before - k : 2 * before - k + length, :] * taps[:, k] for k in range(before + 1)]), 0)
             dw = np.stack([self.ar.sum((d * s).reshape(-1, d.shape[-1]), 0) for s in shifted], -1)
-            return [dx, dw]
+            return [dx[..., before:, :], dw[:, ::-1] if newest_first else dw, *([] if state is None else [dx[..., :before, :]])]
 
         return x.axes, y, back
 
@@ -314,18 +314,38 @@ class Machine:
 
         return x.axes, turn(x.value, sin), lambda d: [turn(d, -sin)]
 
-    def attend(self, query, key, value, *others, scale=0, window=0, soft_cap=0):
-        """Out and lse, and what goes back to the operands; of the others whole numbers are segments."""
+    def shown(self, query, key, of, own, masks, mask, window, chunk, prefix):
+        """What is seen by places, segments of queries and of keys, and masks, [B, N, S, T]."""
+        axes, queries, keys = query.axes[0] + query.axes[2] + query.axes[1] + key.axes[1], query.value.shape[1], key.value.shape[1]
+        i, j = np.arange(queries)[:, None] + (0 if mask == "causal_first" else keys - queries), np.arange(keys)
+        seen = j <= i if mask != "full" else np.ones((queries, keys), bool)
+        seen = seen & (i - j < window) & ((j - i < window) | (mask != "full")) if window else seen
+        seen = seen & (i // chunk == j // chunk) if chunk else seen
+        seen = (seen | (j < prefix))[None, None]
+        if of is not None:
+            seen = seen & (of[:, None, :, None] == own[:, None, None]) & (own[:, None, None] > 0)
+        for t in masks:
+            seen = seen & (self.spread(t, axes) != 0)
+        return seen
+
+    def attend(self, query, key, value, *others, scale=0, window=0, soft_cap=0, mask="causal", chunk=0, prefix=0):
+        """Out and lse, and what goes back to the operands; of the others whole numbers are segments, what follows from such is a mask."""
         s = type("", (), {"true": lambda self, key: True, "text": {"attn_logits_soft_cap": str(soft_cap)}, "number": lambda self, key: float(soft_cap)})()
         factor = self.ar.float(scale or query.value.shape[-1] ** -0.5)
         q = self.ar.keep(query.value * factor)
-        segments, sinks = ([t.value for t in others if (t.value.dtype.kind == "i") == whole] for whole in (True, False))
-        out, lse, back = attention(self.ar, s, q, key.value, value.value, segments[0] if segments else None, window=int(window),
-                                   sinks=sinks[0] if sinks else None)
+        kinds = ["segments" if t.value.dtype.kind == "i" else "mask" if t.exact else "sinks" if t.axes == query.axes[2] else "bias" for t in others]
+        segments, masks, sinks, biases = ([t for t, kind in zip(others, kinds) if kind == wanted] for wanted in ("segments", "mask", "sinks", "bias"))
+        segments = [t.value for t in sorted(segments, key=lambda t: t.axes[1] != query.axes[1])]
+        axes = query.axes[0] + query.axes[2] + query.axes[1] + key.axes[1]
+        by_rule = key.axes[1] != query.axes[1] or mask != "causal" or chunk or prefix
+        shown = self.shown(query, key, segments[0] if segments else None, segments[-1] if segments else None, masks, mask, window, chunk, prefix) if by_rule else None
+        out, lse, back = attention(self.ar, s, q, key.value, value.value, None if by_rule or not segments else segments[0], window=int(window),
+                                   sinks=sinks[0].value if sinks else None, shown=shown, bias=self.spread(biases[0], axes) if biases else None)
 
         def all_back(*d):
-            dq, dk, dv, dsinks = back(*d)
-            return [self.ar.keep(dq) * factor, dk, dv, *(None if t.value.dtype.kind == "i" else dsinks for t in others)]
+            dq, dk, dv, dsinks, *dbias = back(*d)
+            made = {"segments": lambda t: None, "mask": lambda t: None, "sinks": lambda t: dsinks, "bias": lambda t: self.fold(dbias[0], axes, t)}
+            return [self.ar.keep(dq) * factor, dk, dv, *(made[kind](t) for t, kind in zip(others, kinds))]
 
         return out, lse, all_back
 
