@@ -134,6 +134,7 @@ static const results_of NO_SUMS[] = {
     {"program/indexer-loss", "checkpoints/seen"},
     {"program/masks*", "checkpoints/[ijens]*"},
     {"program/attention-masks", "checkpoints/odd"},
+    {"program/causal-conv-state", "*/[al]*"},
     {"program/rope-frequencies", "*"},
     {"program/top-k-lengths", "*"},
     {"program/lora-by-token", "checkpoints/own"},
