@@ -139,6 +139,7 @@ static int any_of(const expansion *e, int seen)
     char rows[5] = "";
     for (const char *axis = axes_of(e, seen); *axis != '\0'; axis++)
         if (*axis != e->T) rows[strlen(rows)] = *axis;
+    if (strlen(rows) == strlen(axes_of(e, seen))) return seen;
     return put(e, &graph_kind_reduce, GRAPH_REDUCTION_max, rows, seen, 0, 0);
 }
 

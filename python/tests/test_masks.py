@@ -2,6 +2,7 @@
 import math
 
 import assay
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -97,6 +98,58 @@ def test_self_attention_and_its_sums():
         whole, _ = attention(x, x, x, torch.ones(S, S, dtype=torch.bool))
         chunks = torch.arange(S)[:, None] // 4 == torch.arange(S) // 4
         case.check({"outputs/y": whole, "outputs/l": attention(x, x, x, chunks & torch.ones(S, S).tril().bool())[1]}, gradients=False)
+
+
+def test_a_bias_of_one_batch_and_a_mask_of_queries_alone():
+    def reference(q, k, v, bias, hidden):
+        return assay.step("attention", q, k, v, bias, hidden == 0, mask="full", soft_cap=3.0)
+
+    def kernel(q, k, v, bias, hidden):
+        return attention(q, k, v, (hidden == 0).expand(B, 1, S, T), bias, cap=3.0)[0]
+
+    hidden = (torch.arange(S) == 2).int()[:, None].contiguous()  # a query that sees nothing
+    example = [torch.ones(B, S, N, H), torch.ones(B, T, K, H), torch.ones(B, T, K, H), torch.ones(1, N, 1, T), hidden]
+    assay.assert_correct(kernel, reference, example, precision="f32")
+    whole = assay.trace(lambda q: assay.step("attention", q, q, q, -(torch.arange(S)[:, None] - torch.arange(S)).abs() * 1.0, mask="full"), {"q": torch.ones(B, S, N, H)})
+    with whole.case(precision="f32") as case:  # a bias that follows from whole numbers is no mask
+        q = case.inputs(torch)["inputs/q"].float()
+        distance = -(torch.arange(S)[:, None] - torch.arange(S)).abs()
+        case.check({"outputs/y": attention(q, q, q, torch.ones(S, S, dtype=torch.bool), distance)[0]}, gradients=False)
+
+
+def test_the_plain_form_is_the_masked_one():
+    """Which the first form has as other steps, and the second form as another formula."""
+    text = """case: mine/both
+op: program
+sizes: {B: 2, S: 9, T: 9, N: 4, K: 2, H: 8}
+inputs: {q: [B, S, N, H], k: [B, S, K, H], v: [B, S, K, H], of: {axes: [B, S], integers: [0, 2]}, own: {axes: [B, T], integers: [0, 2]}}
+weights: {sinks: [N]}
+steps:
+  a: reshape("BTKH", k)
+  b: reshape("BTKH", v)
+outputs:
+  x: attention(q, k, v, of, sinks, window=4, soft_cap=3)
+  z: attention(q, a, b, of, own, sinks, window=4, soft_cap=3)
+  l: attention_lse(q, k, v, window=4)
+  y: attention_lse(q, a, b, window=4)
+"""
+    segments = "values: [1, 1, 1, 2, 2, 2, 2, 0, 0, 1, 1, 2, 2, 2, 2, 1, 1, 1]}"
+    text = text.replace("2]}, own", f"2], {segments}, own").replace("2]}}", f"2], {segments}}}")
+    with assay.case(text, precision="f32") as case:
+        for plain, masked in (("x", "z"), ("l", "y")):
+            np.testing.assert_allclose(case.golden(f"outputs/{plain}"), case.golden(f"outputs/{masked}"), rtol=1e-12, atol=1e-13)
+
+
+def test_a_mask_is_one_step_whose_bugs_have_its_name():
+    def reference(q, k, v):
+        o = assay.step("attention", q, k, v, window=3)
+        return o * 2.0
+
+    example = [torch.ones(B, S, N, H), torch.ones(B, T, K, H), torch.ones(B, T, K, H)]
+    assert "  o: attention(q, k, v, window=3)" in str(assay.trace(reference, example))
+    for seen, name in (((j <= i) & (i - j < 4), "step:o.less2?:one_longer"), (j <= i, "step:o.less2?:always"), ((j <= first) & (first - j < 3), "")):
+        with pytest.raises(assay.Mismatch, match=name):
+            assay.assert_correct(lambda q, k, v: attention(q, k, v, seen)[0] * 2.0, reference, example, precision="f32")
 
 
 WRONG = {"mask=triangle": "mask is triangle, expected causal", "window=-1": "window is -1, expected a whole number", "causal=True": "no parameter causal",
