@@ -146,7 +146,8 @@ static assay_status try_choice(assay_context *ctx, search *s, const assay_trial 
             to->indices[k] = from->integers[k];
         }
     }
-    if (off == 0 || before < FEW * off) return ASSAY_OK;
+    /* a golden that was evaluated again has the candidate's own */
+    if (off == 0 || (before == 0 ? !assay_mutant_is_of_step(mutant) : before < FEW * off)) return ASSAY_OK;
     own.golden = &golden;
     given.golden_choice = true;
     MUST(assay_mutant_make(ctx, &own, &given, &chosen, &applies));
