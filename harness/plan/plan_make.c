@@ -10,15 +10,22 @@
 #include "harness/plan/sections.h"
 #include "oracle/base/memory.h"
 
+/* Without gradients nothing goes the way back, where recipes quantise. */
+static bool is_possible(const assay_case *c, const assay_tensor_spec *spec)
+{
+    const bool none = c->gradients.count > 0 && strcmp(c->gradients.items[0], "none") == 0;
+    const char *back = strstr(spec->path, "_gradient");
+    return !none || spec->role != ASSAY_ROLE_CHECKPOINT || back == NULL || strcmp(back, "_gradient") != 0;
+}
+
 /* Whether the golden of this case holds the tensor. */
 static bool is_held(const assay_case *c, const assay_tensor_entry *entry)
 {
     const assay_tensor_spec *spec = &entry->spec;
     if (entry->always_stored) return true;
     if (spec->role == ASSAY_ROLE_GRADIENT) return assay_text_list_matches(&c->gradients, "gradients/", spec->path);
-    if (spec->role == ASSAY_ROLE_CHECKPOINT)
-        return assay_text_list_matches(&c->checkpoints, "checkpoints/", spec->path);
-    return true;
+    if (spec->role != ASSAY_ROLE_CHECKPOINT) return true;
+    return is_possible(c, spec) && assay_text_list_matches(&c->checkpoints, "checkpoints/", spec->path);
 }
 
 static bool has_profile(const assay_case *c, const char *name)
@@ -117,7 +124,8 @@ static assay_status check_patterns(assay_context *ctx, const assay_plan *plan, c
             strcmp(patterns->items[i], "all") == 0 || (patterns->count == 1 && strcmp(patterns->items[i], "none") == 0);
         for (int j = 0; !found && j < plan->list.count; j++) {
             const assay_tensor_spec *spec = &plan->list.entries[j].spec;
-            found = spec->role == role && assay_text_list_matches(&one, prefix, spec->path);
+            found =
+                spec->role == role && is_possible(plan->c, spec) && assay_text_list_matches(&one, prefix, spec->path);
         }
         if (!found) {
             return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s has \"%s\", which matches no tensor of op %s",

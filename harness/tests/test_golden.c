@@ -103,6 +103,18 @@ TEST_IN_FOLDER(a_team_gives_the_same_bytes)
     }
 }
 
+TEST_IN_FOLDER(without_gradients_nothing_goes_back)
+{
+    assay_context ctx = assay_context_default(1);
+    OWNED_BY(free_case) assay_case *c = case_named("deepseek_layer/batch-split-recipe", "gradients=none");
+    assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
+    check_golden(&ctx, c, folder->file);
+    OWNED_BY(free_case)
+    assay_case *named = case_named("deepseek_layer/batch-split-recipe", "gradients=none;checkpoints=[q_gradient]");
+    assert_int_equal(try_golden(&ctx, named, folder->file, NULL), ASSAY_BAD_INPUT);
+    assert_non_null(strstr(ctx.message, "\"q_gradient\", which matches no tensor"));
+}
+
 static int count_of(assay_fixture_reader *reader, assay_tensor_role role)
 {
     int count = 0;
