@@ -1826,8 +1826,6 @@ class Program:
 
     def said(self, why: str, path: str) -> str:
         """With the function's line, in place of one of a file that nobody wrote."""
-        if "emulated correct runs overflow" in why:
-            why += '; a kernel may store what is on the way: fused="all" says that it does not'
         match = re.match(rf"{re.escape(path)}(?::(\d+))?(?::\d+)?: ", why)
         if match is None:
             return why

@@ -11,7 +11,7 @@ from jax.extend.core import Literal, Primitive
 
 from . import _library as lib
 from ._attention import kinds_of
-from ._trace import Axis, Tracer, Value, named, place_of, shape_of, short_names, shortest, size_of
+from ._trace import Axis, Tracer, Value, named, place_of, shape_of, short_names, shortest, size_of, types_of
 from ._trace_rope import Operand, Turn, Turns
 
 SAME = ("copy", "copy_p", "optimization_barrier", "sharding_constraint", "pvary", "mesh_cast")
@@ -728,7 +728,8 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
 
 def types_at(function: Callable[..., Any], example: Mapping[str, Any], dtype: str) -> dict[str, str]:
     """Of a function's results, where its arguments are of that type; none, where it does not run so."""
-    given = {name: jax.ShapeDtypeStruct(x.shape, x.dtype if np.dtype(x.dtype).kind in "biu" else jax.numpy.dtype(dtype)) for name, x in example.items()}
+    own = types_of(example)
+    given = {name: jax.ShapeDtypeStruct(x.shape, x.dtype if np.dtype(x.dtype).kind in "biu" or name in own else jax.numpy.dtype(dtype)) for name, x in example.items()}
     try:
         return {name: str(x.dtype) for name, x in jax.eval_shape(lambda given: named(function, function(**given)), given).items()}
     except Exception:  # one that says in which type its arguments are

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _library as lib
 from ._attention import kinds_of
-from ._trace import RECORDERS, Axis, Guard, Origin, Tracer, Value, is_table, named, place_of, shape_of, short_names, shortest, size_of, unrepeated
+from ._trace import RECORDERS, Axis, Guard, Origin, Tracer, Value, is_table, named, place_of, shape_of, short_names, shortest, size_of, types_of, unrepeated
 from ._trace_rope import Operand, Turn, Turns
 
 CONSTANTS = ("empty_like", "new_empty", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "arange")
@@ -1457,7 +1457,8 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
 def types_at(function: Callable[..., Any], example: Mapping[str, Any], dtype: str) -> dict[str, str]:
     """Of a function's results, where its arguments are of that type; none, where it does not run so."""
     given = {name: tensor_of(name, x).detach().clone() for name, x in example.items()}
-    given = {name: x.to(getattr(torch, dtype)) if x.is_floating_point() else x for name, x in given.items()}
+    own = types_of(example)
+    given = {name: x.to(getattr(torch, dtype)) if x.is_floating_point() and name not in own else x for name, x in given.items()}
     try:
         with torch.no_grad():
             return {name: str(x.dtype).split(".")[1] for name, x in named(function, function(**given)).items()}
