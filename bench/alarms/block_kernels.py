@@ -678,6 +678,8 @@ KERNELS = {
 }
 # The same at true size, with what those programs count instead of being given
 TRUE_SIZE = {
+    "true-size/sparse-attention": (sparse_attention, SPARSE, {
+        "rotated": 64, "count": 2048, "scale": 192**-0.5, "width": 512, "at": torch.arange(3056, 3072), "of": torch.arange(3072)}),
     "true-size/compressed-attention": (compressed_attention, ("columns", "sink as a factor", "parts"), {
         "window": 128, "at": torch.arange(2016, 2048), "of": torch.arange(2048), "first": torch.arange(0, 2048, 128), "rotated": 64}),
     "true-size/lora-by-token": (lora_by_token, LORA, {"factor": 8}),
