@@ -119,6 +119,7 @@ class Recorder(TorchDispatchMode):
         self.exact: dict[int, Any] = {}  #: of these, what they are if all is computed in float64
         self.guarded: dict[int, tuple[Guard, int | None]] = {}  #: indices that nonzero gave, or a column of them
         self.memories: dict[int, int] = {}
+        self.substituted: dict[int, tuple[Value, int]] = {}  #: tensors whose rows are substituted one by one: as they were, and how many rows are done
         self.views: dict[int, tuple[Any, Any, int, int, int]] = {}  #: parts: the tensor, what it is a part of, the dimension, the first index, each so many'th
 
     def bind(self, tensor: Any, value: Value) -> None:
@@ -144,8 +145,9 @@ class Recorder(TorchDispatchMode):
         """The value of what is written into, and of all that it is a part of; whoever else looks at this memory may not any more."""
         if tensor.numel() == 0:
             return
-        self.bind(tensor, value)
         chain = self.bases(tensor)
+        solved = self.substitution(chain, value)
+        self.bind(tensor, value)
         for part, whole, place, first, step in chain:
             v = self.values[id(part)]
             v = v if part.dim() == whole.dim() else v.seen([*v.dims[:place], (), *v.dims[place:]])
@@ -153,6 +155,8 @@ class Recorder(TorchDispatchMode):
             v = self.t.ordered(v, [d or (() if n == 1 else (Axis(n),)) for d, n in zip(v.dims, shape)])
             each = None if step == 1 else self.t.constant(np.arange(first, first + step * shape[place], step))
             self.bind(whole, self.t.written(self.of(whole), whole.shape, place, first, v) if each is None else self.t.written_at(self.full(whole), place, each, v, False))
+        if solved is not None:
+            self.bind(chain[-1][1], solved)
         kept = {id(tensor), *(id(whole) for _, whole, *_ in chain)}
         if chain:  # parts that lie beside it
             part, whole, place, first, step = chain[0]
@@ -163,6 +167,28 @@ class Recorder(TorchDispatchMode):
             if id(other) not in kept and self.memory(other) == here:
                 kept.add(id(other))
                 self.bind(other, self.t.nowhere(operator, (), [(Axis(n),) if n != 1 else () for n in other.shape], "writes into what others read"))
+
+    def substitution(self, chain: Sequence[tuple[Any, Any, int, int, int]], value: Value) -> Value | None:
+        """Of a loop over rows, a[i, :i] = a[i, :i] + (a[i, :i, None] * a[:i, :i]).sum(-2), what it ends with: the solution of (1 - a) x = a. Forward substitution row
+        by row would take an axis for each length."""
+        if len(chain) != 2:
+            return None
+        (part, row, last, first, step), (_, whole, place, i, _) = chain
+        n = whole.shape[-1]
+        sums = [v.came("sum")[0] for v in value.came("add") if v.came("sum")]
+        if not (whole.shape[-2] == n > 2 and row.dim() == whole.dim() - 1 == place + 1 and (last, first, step) == (place, 0, 1) and part.shape[-1] == i and sums and sums[0].came("mul")):
+            return None
+        if i == 1:
+            self.substituted[id(whole)] = (self.of(whole), 0)
+        before, done = self.substituted.pop(id(whole), (value, -1))
+        if done != i - 1:
+            return None
+        self.substituted[id(whole)] = (before, i)
+        if i < n - 1:
+            return None
+        at = np.arange(n)
+        below = self.t.constant(at[:, None] > at)
+        return self.t.where(below.seen([*[()] * place, *below.dims]), self.t.solved(self.t.map("neg", before), before, True, True), before)
 
     def named(self, name: str, operands: Sequence[Any], parameters: Mapping[str, Any]) -> Any:
         """assay.step"""

@@ -302,6 +302,25 @@ def test_every_few_places_are_written():
         assay.assert_correct(lambda x: -turned(x), turned, example, precision="f32")
 
 
+def substituted(x, first=1):
+    """Rows of a triangle one by one, as references of chunked delta rules have them."""
+    a = -(0.1 * x @ x.transpose(-1, -2)).tril(-1)
+    for i in range(first, x.shape[-2]):
+        row, before = a[..., i, :i].clone(), a[..., :i, :i].clone()
+        a[..., i, :i] = row + (row.unsqueeze(-1) * before).sum(-2)
+    return a @ x + x
+
+
+def test_forward_substitution_is_solved_at_once():
+    example = {"x": torch.ones(2, 60, 4)}  # more rows than axes have letters
+    for precision in ("f32", "bf16"):
+        assert "gradients/inputs/x" in str(assay.assert_correct(lambda x: substituted(x), substituted, example, precision=precision))
+        with pytest.raises(assay.Mismatch):
+            assay.assert_correct(lambda x: substituted(x, 30), substituted, example, precision=precision)
+    inverse = lambda x: torch.linalg.solve_triangular(torch.eye(60) + (0.1 * x.float() @ x.float().transpose(-1, -2)).tril(-1), x.float(), upper=False, unitriangular=True)  # noqa: E731
+    assay.assert_correct(inverse, substituted, example, precision="f32", gradients=False)
+
+
 def test_a_result_that_the_function_rounds():
     """Has its type at wider precisions too, and so has its cotangent."""
     reference = lambda q, s: {"y": (q * s[:, None]).bfloat16(), "total": q.sum()}  # noqa: E731
