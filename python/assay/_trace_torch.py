@@ -978,15 +978,18 @@ class Recorder(TorchDispatchMode):
         return self.of(x)  # which are all finite
 
     def on_native_layer_norm(self, out: Any, x: Any, shape: Any, weight: Any, bias: Any, epsilon: float) -> list[Value]:
+        last = [x.dim() - 1 - i for i in range(len(shape))]
+        mean = self.t.over("mean", self.of(x), last, True)
+        variance = self.t.over("mean", self.t.map("square", self.t.together("sub", [self.of(x), mean])), last, True)
+        others = [mean, self.t.map("rsqrt", self.t.together("add", [variance, self.t.number(float(epsilon))]))]
         if len(shape) != 1 or weight is None or bias is None or shape[0] == 1:
-            last = [x.dim() - 1 - i for i in range(len(shape))]
-            return [self.scaled(self.t.normed(self.of(x), last, epsilon), weight, bias, len(shape), True)] * 3
+            return [self.scaled(self.t.normed(self.of(x), last, epsilon), weight, bias, len(shape), True), *others]
         v, (w, b) = self.of(x), (self.of(p) for p in (weight, bias))
         v = self.t.merged(v, [len(v.dims) - 1])
         made = [self.t.fit(p, 0, v.dims[-1]) for p in (w, b)]
         y = self.t.call("layer_norm", [v, *made], v.dims, epsilon=float(epsilon))
         self.t.steps[-1].stores = True  # sums over rows, on processors
-        return [y, y, y]
+        return [y, *others]
 
     def scaled(self, v: Value, weight: Any, bias: Any, rank: int, stores: bool = False) -> Value:
         """v times the weight plus the bias, whose dimensions begin there from the end."""
