@@ -682,6 +682,8 @@ TRUE_SIZE = {
         "rotated": 64, "count": 2048, "scale": 192**-0.5, "width": 512, "at": torch.arange(3056, 3072), "of": torch.arange(3072)}),
     "true-size/compressed-attention": (compressed_attention, ("columns", "sink as a factor", "parts"), {
         "window": 128, "at": torch.arange(2016, 2048), "of": torch.arange(2048), "first": torch.arange(0, 2048, 128), "rotated": 64}),
+    "true-size/compressed-sparse-attention": (compressed_sparse_attention, ("chosen", "dense", "parts"), {
+        "count": 512, "window": 128, "at": torch.arange(3056, 3072), "first": torch.arange(0, 3072, 4), "rotated": 64}),
     "true-size/mtp": (mtp, ROWS, {}),
     "true-size/lora-by-token": (lora_by_token, LORA, {"factor": 8}),
     "true-size/moe-align": (moe_align, ("sorted", "one-hot", "counted"), {"size": 16, "experts": 128, "places": 248}),
