@@ -42,7 +42,7 @@ static int put(const expansion *e, const graph_kind *kind, int function, const c
 }
 
 /* With the axes of both, in the order of scores. */
-static int rule(const expansion *e, graph_binary function, int x, int y)
+static int rule(const expansion *e, int function, int x, int y)
 {
     char axes[5] = "";
     for (int i = 0; i < 4; i++) {
