@@ -45,7 +45,7 @@ EXACT = ("float", "less", "equal", "add", "sub", "mul", "maximum", "minimum", "n
 JUMPS = ("floor", "round", "above")  #: whole numbers of others: a kernel's errors may carry a number over the edge
 REPEATS = ("add", "sub", "mul", "div", "maximum", "minimum", "where", "rearrange")
 #: What PyTorch says of a function that has no gradients: it writes over what they need, or has an operator without.
-NO_GRADIENT = ("needed for gradient computation has been modified by an inplace operation", "is not implemented")
+NO_GRADIENT = ("needed for gradient computation has been modified by an inplace operation", "derivative for aten::")
 HALVES = ("bfloat16", "float16")
 CODES = ("float8_e4m3fn", "float8_e5m2")  #: types of results that are judged as codes
 LETTERS = "TDHNKFEBSRPVCGMJLQUWXYZIAO" + string.ascii_lowercase
